@@ -1,0 +1,126 @@
+"""The nouns: a record, and the description of a column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+__all__ = ["IMAGE_COLUMNS", "KEY", "Column", "Record", "infer_column"]
+
+KEY = "key"
+
+Kind = Literal["array", "text", "bytes"]
+
+# Types a column may have on disk: fixed-width, little-endian, and nothing that numpy would have to unpickle.
+DTYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<f2", "<u4", "<i4", "<f4", "<u8", "<i8", "<f8")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Describes one array over all records.
+
+    Args:
+        name: the column's name, a non-empty str.
+        dtype: one of ``DTYPES``; any little-endian spelling numpy accepts is normalised to it.
+        shape: the shape of one record's value. ``()`` is a number, ``(3,)`` a vector, ``(None, 4)`` a ragged array whose
+            first axis differs from record to record.
+        kind: "array" for numbers; "text" (str, stored as UTF-8 with surrogateescape, so any file name round-trips) and
+            "bytes" have dtype ``|u1`` and shape ``(None,)``.
+
+    Raises:
+        ValueError: the dtype, the shape or the kind is none that a pack can hold.
+    """
+
+    name: str
+    dtype: str = "<i8"
+    shape: tuple[int | None, ...] = ()
+    kind: Kind = "array"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"column name {self.name!r} must be a non-empty str")
+        dtype = np.dtype(self.dtype).newbyteorder("<").str
+        if dtype not in DTYPES:
+            raise ValueError(f"column {self.name!r}: dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "shape", tuple(self.shape))
+        for axis, size in enumerate(self.shape):
+            if not ((size is None and axis == 0) or (isinstance(size, int) and 0 < size < 2**31)):
+                raise ValueError(
+                    f"column {self.name!r}: shape {self.shape} must hold positive sizes; only the first may be None"
+                )
+        if self.kind not in ("array", "text", "bytes"):
+            raise ValueError(f"column {self.name!r}: kind {self.kind!r} is not 'array', 'text' or 'bytes'")
+        if self.kind != "array" and (self.dtype, self.shape) != ("|u1", (None,)):
+            raise ValueError(f"column {self.name!r}: kind {self.kind!r} needs dtype '|u1' and shape (None,)")
+
+    @property
+    def ragged(self) -> bool:
+        """Whether records hold differing numbers of rows."""
+        return bool(self.shape) and self.shape[0] is None
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of one stored row: of a record's value, or of one step along a ragged first axis."""
+        return tuple(size for size in self.shape if size is not None)
+
+    @property
+    def row_bytes(self) -> int:
+        """Size in bytes of one stored row."""
+        size = np.dtype(self.dtype).itemsize
+        for extent in self.row_shape:
+            size *= extent
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The stored bytes of one image, with its key and its column values.
+
+    Args:
+        data: the encoded image, verbatim.
+        key: the path relative to the source's root, with "/" between parts; surrogateescape for undecodable bytes.
+        columns: column name to value: numbers, numpy arrays, str or bytes.
+    """
+
+    data: bytes | memoryview
+    key: str
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+# What the index knows of each image, so that nothing has to parse it again. See images/sniff.py for the codes.
+IMAGE_COLUMNS = (
+    Column("width", "<u4"),
+    Column("height", "<u4"),
+    Column("channels", "|u1"),
+    Column("format", "|u1"),
+    Column("orientation", "|u1"),
+    Column("flags", "|u1"),
+)
+
+
+def infer_column(name: str, value: Any) -> Column:
+    """The column that holds values like ``value``.
+
+    str and bytes become variable-length columns; a bool, int or float a number (int64 or float64); a numpy scalar keeps its
+    dtype; an array or list of rank one or more becomes ragged along its first axis, since one value cannot show that all
+    will have its length. Declare ``Column`` for vectors of fixed width.
+
+    Raises:
+        TypeError: no column holds such a value.
+    """
+    if isinstance(value, str):
+        return Column(name, "|u1", (None,), "text")
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return Column(name, "|u1", (None,), "bytes")
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"column {name!r}: a value of type {type(value).__name__} cannot be stored in a column")
+    if array.ndim == 0:
+        return Column(name, array.dtype.str)
+    if 0 in array.shape[1:]:
+        raise TypeError(f"column {name!r}: an array of shape {array.shape} has an empty inner axis; declare the Column")
+    return Column(name, array.dtype.str, (None, *array.shape[1:]))
