@@ -1,0 +1,121 @@
+"""What a source of records is: the contract between things that hold images and the one copy loop."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from packfmt.errors import DecodeError
+from packfmt.record import Column, Record
+
+__all__ = ["BadEntry", "SkipEntry", "Source"]
+
+
+class SkipEntry(Exception):
+    """Raised by ``Source.load`` for an entry that is no image and was never meant to be one.
+
+    Args:
+        reason: a few words, counted and shown in the report: "not an image", "hidden file".
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class BadEntry:
+    """An entry that should have been an image and is not.
+
+    Args:
+        key: where it stands in the source.
+        reason: what is wrong with it, in a few words.
+        data: the bytes that are there, for ``--bad keep``; None where there are none to keep.
+        columns: its column values, as of a whole record.
+    """
+
+    key: str
+    reason: str
+    data: bytes | None = None
+    columns: dict[str, Any] | None = None
+
+
+class Source(ABC):
+    """A stream of records with a fixed order.
+
+    Streaming: what a source holds in memory does not grow with the number of records. Iterating twice gives the same
+    records in the same order. ``load`` is thread-safe and ``entries`` is called from one thread, so that the copy loop can
+    read ahead in threads and still keep the order. Nothing a source reads is executed, and no path found in it is opened.
+
+    Attributes:
+        kind: the short name of the layout, as ``--from`` takes it.
+        columns: the columns every record has, besides its key and what the image header tells.
+        classes: names of the classes that the column ``label`` counts, in order; empty where there are none.
+        metadata: JSON-able facts about the whole set, kept in the pack.
+        skipped: reason to number of entries passed over on purpose; complete once iteration has ended.
+        notes: things a person should know (counts that disagree, a missing index); complete once iteration has ended.
+    """
+
+    kind: str = "source"
+    columns: tuple[Column, ...] = ()
+    classes: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.metadata: dict[str, Any] = {}
+        self.skipped: Counter[str] = Counter()
+        self.notes: list[str] = []
+
+    @abstractmethod
+    def entries(self) -> Iterator[Any]:
+        """Yield one cheap handle per record, in order. A handle may be the record itself."""
+
+    def load(self, entry: Any) -> Record:
+        """Turn a handle into its record. Thread-safe.
+
+        Raises:
+            DecodeError: the entry is damaged (``--bad`` decides what follows).
+            OSError: the entry cannot be read (likewise).
+            SkipEntry: the entry is no image and is passed over.
+        """
+        if isinstance(entry, BadEntry):
+            raise DecodeError(entry.reason, key=entry.key)
+        record: Record = entry
+        return record
+
+    def count(self) -> int | None:
+        """The number of records where it is known without reading them, else None."""
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able facts for a person who asks what was recognised: kind, count, labels, what would be lost."""
+        return {
+            "kind": self.kind,
+            "records": self.count(),
+            "columns": [column.name for column in self.columns],
+            "classes": list(self.classes),
+        }
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yield every record that loads; skipped entries are counted in ``skipped``.
+
+        Raises:
+            DecodeError: at the first damaged entry.
+            OSError: at the first unreadable one.
+        """
+        for entry in self.entries():
+            try:
+                yield self.load(entry)
+            except SkipEntry as skip:
+                self.skipped[skip.reason] += 1
+
+    def close(self) -> None:
+        """Release what the source holds open. Calling it twice is allowed."""
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

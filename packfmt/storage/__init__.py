@@ -1,0 +1,1 @@
+"""Where records live: mapped shards, LMDB, and a set of shards opened as one."""

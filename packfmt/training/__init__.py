@@ -1,0 +1,1 @@
+"""Datasets, loader, collate and batch transforms. The only layer that imports torch."""
