@@ -9,7 +9,7 @@
     ├── SourceError                       a source that cannot be read as asked
     └── ConvertError                      a conversion that cannot go on
 
-Everything else is a builtin: ``IndexError``, ``FileNotFoundError``, ``FileExistsError``, ``OSError``, and ``ValueError`` or
+The rest are builtins: ``IndexError``, ``FileNotFoundError``, ``FileExistsError``, ``OSError``, and ``ValueError`` or
 ``TypeError`` for arguments. Messages name the path, what was found, what was allowed, and what to do.
 """
 

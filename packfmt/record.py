@@ -25,8 +25,8 @@ class Column:
     Args:
         name: the column's name, a non-empty str.
         dtype: one of ``DTYPES``; any little-endian spelling numpy accepts is normalised to it.
-        shape: the shape of one record's value. ``()`` is a number, ``(3,)`` a vector, ``(None, 4)`` a ragged array whose
-            first axis differs from record to record.
+        shape: the shape of one record's value. ``()`` is a number, ``(3,)`` a vector, ``(None, 4)`` a ragged array,
+            whose first axis differs from record to record.
         kind: "array" for numbers; "text" (str, stored as UTF-8 with surrogateescape, so any file name round-trips) and
             "bytes" have dtype ``|u1`` and shape ``(None,)``.
 
@@ -105,9 +105,9 @@ IMAGE_COLUMNS = (
 def infer_column(name: str, value: Any) -> Column:
     """The column that holds values like ``value``.
 
-    str and bytes become variable-length columns; a bool, int or float a number (int64 or float64); a numpy scalar keeps its
-    dtype; an array or list of rank one or more becomes ragged along its first axis, since one value cannot show that all
-    will have its length. Declare ``Column`` for vectors of fixed width.
+    str and bytes become variable-length columns; a bool, int or float a number (int64 or float64); a numpy scalar keeps
+    its dtype; an array or list of rank one or more becomes ragged along its first axis, since one value cannot show
+    that all will have its length. Declare ``Column`` for vectors of fixed width.
 
     Raises:
         TypeError: no column holds such a value.

@@ -47,8 +47,9 @@ class Source(ABC):
     """A stream of records with a fixed order.
 
     Streaming: what a source holds in memory does not grow with the number of records. Iterating twice gives the same
-    records in the same order. ``load`` is thread-safe and ``entries`` is called from one thread, so that the copy loop can
-    read ahead in threads and still keep the order. Nothing a source reads is executed, and no path found in it is opened.
+    records in the same order. ``load`` is thread-safe and ``entries`` is called from one thread, so that the copy loop
+    can read ahead in threads and still keep the order. Nothing a source reads is executed, and no path found in it is
+    opened.
 
     Attributes:
         kind: the short name of the layout, as ``--from`` takes it.
@@ -111,7 +112,7 @@ class Source(ABC):
             except SkipEntry as skip:
                 self.skipped[skip.reason] += 1
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (most sources hold nothing open)
         """Release what the source holds open. Calling it twice is allowed."""
 
     def __enter__(self) -> Source:
