@@ -1,0 +1,271 @@
+"""Random numbers as pure functions of (seed, epoch, sample index), computed for a whole batch at once.
+
+There is no generator whose state moves on: a number depends on its key and on nothing else, not on threads, workers,
+batch size or the order of calls. The algorithm, all modulo 2**64, with G = 0x9e3779b97f4a7c15::
+
+    mix(z)                      the output function of SplitMix64
+    base(domain, seed, epoch) = mix(mix(mix((domain + 1) * G) + (seed + 1) * G) + (epoch + 1) * G)
+    key of a sample           = mix(base + (index + 1) * G)     a SplitMix64 seeded with base, output `index`
+    bits of a draw            = mix(key + (stream + 1) * G)     a SplitMix64 seeded with key, output `stream`
+    uniform                   = (bits >> 11) / 2**53
+
+Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014; the constants of ``mix``
+are variant 13 of David Stafford's "Better bit mixing" (2011). Samples and batches have domains of their own, so that
+batch 5 and sample 5 share nothing.
+
+A ``stream`` names which draw of the sample is meant (crop position, flip, ...): draws with different streams are
+independent. packfmt's own crops and flips use streams below 1024.
+
+``sample_rng`` gives a user's transform a numpy generator seeded with the sample's key. numpy promises the bits of PCG64
+for ever, but may change the methods on top of them (``normal``, ``choice``) between versions; all else here is fixed.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from types import TracebackType
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "Keys",
+    "batch_rng",
+    "generator",
+    "integers",
+    "sample_keys",
+    "sample_rng",
+    "sampling",
+    "set_sample",
+    "uniform",
+]
+
+Keys: TypeAlias = npt.NDArray[np.uint64]
+
+_MASK = 2**64 - 1
+_G = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio, made odd
+_M1 = 0xBF58476D1CE4E5B9
+_M2 = 0x94D049BB133111EB
+_SAMPLE, _BATCH = 0, 1  # domains
+
+_U11, _U27, _U30, _U31 = (np.uint64(shift) for shift in (11, 27, 30, 31))
+_UG, _UM1, _UM2 = (np.uint64(constant) for constant in (_G, _M1, _M2))
+
+
+def sample_keys(seed: int, epoch: int, indices: npt.ArrayLike) -> Keys:
+    """The keys of samples, from which all their randomness follows.
+
+    Thread-safe; a pure function. Two samples of one (seed, epoch) never have the same key.
+
+    Args:
+        seed: 0 <= seed < 2**64.
+        epoch: 0 <= epoch < 2**64.
+        indices: (N,) integers, the samples' positions in the dataset, none negative.
+
+    Returns:
+        (N,) uint64.
+
+    Raises:
+        TypeError: seed, epoch or indices are no integers.
+        ValueError: one of them is out of range, or ``indices`` is not one-dimensional.
+    """
+    array = np.asarray(indices)
+    if array.ndim != 1:
+        raise ValueError(f"indices must have shape (N,), got {array.shape}")
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"indices must be integers, got dtype {array.dtype}")
+    if array.size and array.dtype.kind == "i" and array.min() < 0:
+        position = int(np.argmax(array < 0))
+        raise ValueError(f"indices[{position}] is {array[position]}; sample indices start at 0")
+    counters = array.astype(np.uint64)
+    return _nth(np.uint64(_base(_SAMPLE, seed, epoch)), counters)
+
+
+def uniform(keys: Keys, stream: int) -> npt.NDArray[np.float64]:
+    """One draw of each sample, uniform in [0, 1), a multiple of 2**-53.
+
+    Thread-safe; a pure function, elementwise in ``keys``.
+
+    Args:
+        keys: (N,) uint64, from ``sample_keys``.
+        stream: which draw of the sample, 0 <= stream < 2**64.
+
+    Returns:
+        (N,) float64.
+
+    Raises:
+        TypeError: ``keys`` are not uint64, or ``stream`` is no integer.
+        ValueError: ``keys`` is not one-dimensional, or ``stream`` is out of range.
+    """
+    if not isinstance(keys, np.ndarray) or keys.dtype != np.uint64:
+        kind = getattr(keys, "dtype", type(keys).__name__)
+        raise TypeError(f"keys must be a uint64 array from sample_keys, got {kind}")
+    if keys.ndim != 1:
+        raise ValueError(f"keys must have shape (N,), got {keys.shape}")
+    offset = np.uint64((_word("stream", stream) + 1) * _G & _MASK)
+    bits = _mix(keys + offset)
+    bits >>= _U11
+    return bits * np.float64(2.0**-53)
+
+
+def integers(keys: Keys, stream: int, low: npt.ArrayLike, high: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """One whole number of each sample, uniform in [low, high).
+
+    It is ``low + floor(uniform * (high - low))``; a value's probability differs by at most 2**-53 from its fair share.
+
+    Args:
+        keys: (N,) uint64, from ``sample_keys``.
+        stream: which draw of the sample.
+        low: an integer, or (N,) of them: the least value.
+        high: an integer, or (N,) of them: one more than the greatest value.
+
+    Returns:
+        (N,) int64.
+
+    Raises:
+        ValueError: a range is empty or holds more than 2**53 values.
+    """
+    start = np.asarray(low, dtype=np.int64)
+    span = np.asarray(high, dtype=np.int64) - start
+    if span.size and not (span.min() >= 1 and span.max() <= 2**53):
+        raise ValueError(f"high - low must lie in 1..2**53, got {span.min()}..{span.max()}")
+    # The product stays below span: rounding to nearest cannot lift (1 - 2**-53) * span onto span.
+    return (uniform(keys, stream) * span).astype(np.int64) + start
+
+
+def generator(key: int | np.uint64) -> np.random.Generator:
+    """A numpy generator (PCG64) that depends on ``key`` only; ``spawn`` on it is as repeatable as its draws.
+
+    Args:
+        key: 0 <= key < 2**64, as one element of ``sample_keys``.
+    """
+    # Not Philox(key=...): numpy gives that one a spawn sequence from the operating system's entropy.
+    return np.random.Generator(np.random.PCG64(_word("key", key)))
+
+
+def batch_rng(seed: int, epoch: int, batch: int) -> np.random.Generator:
+    """The generator of one batch, for batch transforms such as MixUp; it shares nothing with any sample's.
+
+    Args:
+        seed: 0 <= seed < 2**64.
+        epoch: 0 <= epoch < 2**64.
+        batch: the batch's number in the epoch, from 0.
+
+    Raises:
+        TypeError: an argument is no integer.
+        ValueError: an argument is out of range.
+    """
+    return generator(_mix_int(_base(_BATCH, seed, epoch) + (_word("batch", batch) + 1) * _G))
+
+
+class _Current(threading.local):
+    """The sample that this thread works on: its key, and its generator once somebody asked for it."""
+
+    key: int | np.uint64 | None = None
+    rng: np.random.Generator | None = None
+
+
+_current = _Current()
+
+
+def sample_rng() -> np.random.Generator:
+    """The generator of the sample that is being transformed, for use inside a ``transform``.
+
+    It is keyed by (seed, epoch, sample index), so that a transform gives the same result for any number of threads and
+    workers. Within one sample every call returns the same generator, so draws go on where they stopped::
+
+        def transform(image):
+            return image.rot90(int(sample_rng().integers(4)), (1, 2))
+
+    Each thread has a sample of its own; ask again in each call, and do not keep the generator.
+
+    Raises:
+        RuntimeError: no sample is being transformed in this thread.
+    """
+    if _current.rng is None:
+        if _current.key is None:
+            raise RuntimeError(
+                "sample_rng() was called while no sample is being transformed in this thread; call it inside a "
+                "dataset's transform, in the thread that runs it, or around your own code write `with "
+                "packfmt.randomness.sampling(key):` with a key from sample_keys(seed, epoch, indices)"
+            )
+        _current.rng = generator(_current.key)
+    return _current.rng
+
+
+def set_sample(key: int | np.uint64 | None) -> None:
+    """Say which sample this thread works on from now on; None says that it works on none.
+
+    Costs two assignments: the generator is made by the first ``sample_rng()``. Setting the same key again starts its
+    draws anew.
+    """
+    _current.key = key
+    _current.rng = None
+
+
+class sampling:
+    """Context manager: inside it ``sample_rng()`` is the generator of ``key``; afterwards what it was before.
+
+    Args:
+        key: one element of ``sample_keys``.
+    """
+
+    __slots__ = ("_before", "_key")
+
+    def __init__(self, key: int | np.uint64) -> None:
+        self._key = key
+        self._before: tuple[int | np.uint64 | None, np.random.Generator | None] = (None, None)
+
+    def __enter__(self) -> None:
+        self._before = (_current.key, _current.rng)
+        set_sample(self._key)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _current.key, _current.rng = self._before
+
+
+def _word(name: str, value: int | np.integer) -> int:
+    """``value`` as an int of 64 bits, or an error that names it."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if not 0 <= number <= _MASK:
+        raise ValueError(f"{name} must lie in 0..2**64-1, got {number}")
+    return number
+
+
+def _base(domain: int, seed: int, epoch: int) -> int:
+    state = 0
+    for word in (domain, _word("seed", seed), _word("epoch", epoch)):
+        state = _mix_int(state + (word + 1) * _G)
+    return state
+
+
+def _mix_int(z: int) -> int:
+    z &= _MASK
+    z = (z ^ (z >> 30)) * _M1 & _MASK
+    z = (z ^ (z >> 27)) * _M2 & _MASK
+    return z ^ (z >> 31)
+
+
+def _mix(z: Keys) -> Keys:
+    """``_mix_int`` of each element, overwriting ``z``."""
+    z ^= z >> _U30
+    z *= _UM1
+    z ^= z >> _U27
+    z *= _UM2
+    z ^= z >> _U31
+    return z
+
+
+def _nth(base: np.uint64, counters: Keys) -> Keys:
+    """Output number ``counters`` of a SplitMix64 seeded with ``base``, overwriting ``counters``."""
+    counters += np.uint64(1)
+    counters *= _UG
+    counters += base
+    return _mix(counters)
