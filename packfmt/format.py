@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import xxhash
 
 from packfmt.errors import FormatError
-from packfmt.record import Column
+from packfmt.record import DTYPES, Column
 
 __all__ = ["Directory", "Layout", "Section", "Trailer", "align", "record_checksum"]
 
@@ -180,7 +180,7 @@ def check_header(raw: bytes, path: str) -> None:
         _refuse(path, f"not a packfmt shard: it starts with {bytes(raw[:12])!r}, expected {MAGIC!r}")
     if len(raw) < HEADER.size:
         _refuse(path, f"truncated: {len(raw)} bytes where the header alone takes {HEADER.size}")
-    _, version, incompatible, _, _, checksum = HEADER.unpack(raw)
+    _, version, incompatible, _, zero, checksum = HEADER.unpack(raw)
     damaged = checksum != xxhash.xxh3_64_intdigest(raw[:-8])
     if damaged and version == VERSION:
         _refuse(path, "the header does not match its checksum; restore the file from a copy")
@@ -188,6 +188,8 @@ def check_header(raw: bytes, path: str) -> None:
         _refuse(path, f"format version {version}; this packfmt reads version {VERSION}. Update packfmt or pack again")
     if incompatible:
         _refuse(path, f"needs unknown features (flags {incompatible:#x}); this packfmt knows none. Update packfmt")
+    if zero != bytes(24):
+        _refuse(path, "the header's reserved bytes are not zero; no writer of this version makes such a file")
 
 
 def decode_trailer(raw: bytes, file_size: int, path: str) -> Trailer:
@@ -209,6 +211,8 @@ def decode_trailer(raw: bytes, file_size: int, path: str) -> Trailer:
         _refuse(path, f"{file_size} bytes long, its trailer says {stated}: truncated or appended to")
     if not HEADER.size <= records_end <= offset <= file_size - TRAILER.size or size > MAX_DIRECTORY:
         _refuse(path, f"records end at {records_end} and the directory takes {size} bytes at {offset}: out of range")
+    if not count and records_end != HEADER.size:
+        _refuse(path, f"{records_end - HEADER.size} bytes of records, but no record")
     if align(offset + size) + TRAILER.size != file_size:
         _refuse(path, f"the directory ({size} bytes at {offset}) does not reach the trailer at {file_size - 96}")
     return Trailer(count, records_end, Section(offset, size, checksum), stated, content_id)
@@ -223,22 +227,20 @@ def decode_directory(raw: bytes, trailer: Trailer, path: str) -> Directory:
     if xxhash.xxh3_64_intdigest(raw) != trailer.directory.checksum:
         _refuse(path, "the directory does not match its checksum; restore the file from a copy")
     try:
-        value = json.loads(raw.decode("ascii"), object_pairs_hook=_unique, parse_constant=_no_constant)
-        columns = tuple(
-            Column(name, c["dtype"], tuple(c["shape"]), c["kind"]) for name, c in value["columns"].items()
-        )
+        value = json.loads(raw.decode("ascii"), object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite)
+        columns = tuple(_column(name, c) for name, c in value["columns"].items())
         sections = {
             name: Section(_natural(s["offset"]), _natural(s["size"]), _hexadecimal(s["checksum"]))
             for name, s in value["sections"].items()
         }
-        classes = tuple(value["classes"])
-        metadata = value["metadata"]
+        classes, metadata = value["classes"], value["metadata"]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         _refuse(path, f"the directory is not as the specification says: {type(error).__name__}: {error}")
-    if not all(isinstance(name, str) for name in classes) or not isinstance(metadata, dict):
-        _refuse(path, "the directory's classes must be strings and its metadata an object")
+    named = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
+    if not named or not isinstance(metadata, dict):
+        _refuse(path, "the directory's classes must be a list of strings and its metadata an object")
     _check_sections(sections, columns, trailer, path)
-    return Directory(sections, columns, classes, metadata)
+    return Directory(sections, columns, tuple(classes), metadata)
 
 
 def _check_sections(
@@ -256,9 +258,9 @@ def _check_sections(
     for name, planned in plan.sections.items():
         found = sections.get(name)
         if found is None or (found.offset, found.size) != (planned.offset, planned.size):
-            _refuse(path, f"section {name} is {found}, must be {planned.size} bytes at {planned.offset}")
+            _refuse(path, f"section {name!r} is {found}, must be {planned.size} bytes at {planned.offset}")
     if len(sections) != len(sizes):
-        _refuse(path, f"sections of no column: {', '.join(sorted(set(sections) - set(sizes)))}")
+        _refuse(path, f"sections of no column: {sorted(set(sections) - set(sizes))}")
     if plan.directory_offset != trailer.directory.offset:
         _refuse(path, f"directory at {trailer.directory.offset}, must be at {plan.directory_offset}")
 
@@ -270,12 +272,22 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a JSON number")
+def _finite(text: str) -> float:
+    value = float(text)
+    if value - value != 0:
+        raise ValueError(f"{text} is not a finite float64")
+    return value
+
+
+def _column(name: str, value: dict[str, Any]) -> Column:
+    # Column itself is lenient with what a person may write; a file has one spelling.
+    if value["dtype"] not in DTYPES or not isinstance(value["shape"], list):
+        raise ValueError(f"column {name!r} has dtype {value['dtype']!r} and shape {value['shape']!r}")
+    return Column(name, value["dtype"], tuple(value["shape"]), value["kind"])
 
 
 def _natural(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if type(value) is not int or not 0 <= value < 2**64:
         raise ValueError(f"{value!r} is not a size")
     return value
 
@@ -287,4 +299,4 @@ def _hexadecimal(value: Any) -> int:
 
 
 def _refuse(path: str, problem: str) -> NoReturn:
-    raise FormatError(f"{path}: {problem}")
+    raise FormatError(f"{path}: {problem[:500]}")  # what a file holds must not flood a terminal
