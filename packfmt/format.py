@@ -200,12 +200,10 @@ def decode_trailer(raw: bytes, file_size: int, path: str) -> Trailer:
     """
     if len(raw) < TRAILER.size or raw[:8] != TRAILER_MAGIC:
         _refuse(path, "no trailer at its end: the file is truncated or has bytes appended; restore it from a copy")
-    (_, version, zero, count, records_end, offset, size, checksum, stated, content_id, reserved, own) = TRAILER.unpack(
-        raw
-    )
+    _, version, zero, count, records_end, offset, size, checksum, stated, content_id, spare, own = TRAILER.unpack(raw)
     if own != xxhash.xxh3_64_intdigest(raw[:-8]):
         _refuse(path, "the trailer does not match its checksum; restore the file from a copy")
-    if version != VERSION or zero or reserved != bytes(8):
+    if version != VERSION or zero or spare != bytes(8):
         _refuse(path, f"the trailer is of version {version}, the header of version {VERSION}")
     if stated != file_size:
         _refuse(path, f"{file_size} bytes long, its trailer says {stated}: truncated or appended to")
@@ -243,9 +241,7 @@ def decode_directory(raw: bytes, trailer: Trailer, path: str) -> Directory:
     return Directory(sections, columns, tuple(classes), metadata)
 
 
-def _check_sections(
-    sections: dict[str, Section], columns: tuple[Column, ...], trailer: Trailer, path: str
-) -> None:
+def _check_sections(sections: dict[str, Section], columns: Sequence[Column], trailer: Trailer, path: str) -> None:
     values = {}
     for column in columns:
         if column.ragged:
