@@ -16,6 +16,8 @@ Kind = Literal["array", "text", "bytes"]
 
 # Types a column may have on disk: fixed-width, little-endian, and nothing that numpy would have to unpickle.
 DTYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<f2", "<u4", "<i4", "<f4", "<u8", "<i8", "<f8")
+MAX_AXES = 31  # numpy before version 2 allows 32, one of which counts the records
+MAX_ROW = 2**31  # bytes; keeps every size that numpy computes for an empty array in range
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,14 @@ class Column:
         object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "shape", tuple(self.shape))
         for axis, size in enumerate(self.shape):
-            if not ((size is None and axis == 0) or (isinstance(size, int) and 0 < size < 2**31)):
+            if not ((size is None and axis == 0) or (type(size) is int and 0 < size < MAX_ROW)):
                 raise ValueError(
                     f"column {self.name!r}: shape {self.shape} must hold positive sizes; only the first may be None"
                 )
+        if len(self.shape) > MAX_AXES or self.row_bytes >= MAX_ROW:
+            raise ValueError(
+                f"column {self.name!r}: shape {self.shape} must have at most {MAX_AXES} axes and rows below 2 GiB"
+            )
         if self.kind not in ("array", "text", "bytes"):
             raise ValueError(f"column {self.name!r}: kind {self.kind!r} is not 'array', 'text' or 'bytes'")
         if self.kind != "array" and (self.dtype, self.shape) != ("|u1", (None,)):
@@ -76,7 +82,7 @@ class Column:
         return size
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Record:
     """The stored bytes of one image, with its key and its column values.
 
@@ -89,6 +95,18 @@ class Record:
     data: bytes | memoryview
     key: str
     columns: Mapping[str, Any] = field(default_factory=dict)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Record):
+            return NotImplemented
+        return (
+            bytes(self.data) == bytes(other.data)
+            and self.key == other.key
+            and self.columns.keys() == other.columns.keys()
+            and all(np.array_equal(value, other.columns[name]) for name, value in self.columns.items())
+        )
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 # What the index knows of each image, so that nothing has to parse it again. See images/sniff.py for the codes.

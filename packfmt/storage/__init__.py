@@ -1,1 +1,88 @@
 """Where records live: mapped shards, LMDB, and a set of shards opened as one."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from packfmt.errors import FormatError
+from packfmt.record import Column
+from packfmt.storage.base import Reader, Writer
+from packfmt.storage.filebytes import IO
+from packfmt.storage.mapped import MappedReader
+from packfmt.storage.shards import Manifest, ShardedReader, ShardedWriter
+from packfmt.storage.writing import ShardWriter
+
+__all__ = ["Reader", "Writer", "create", "open"]
+
+PathLike = str | os.PathLike[str]
+
+
+def open(
+    path: PathLike | Sequence[PathLike],
+    *,
+    io: IO = "auto",
+    verify: bool = True,
+    check: Literal["quick", "full"] = "quick",
+) -> Reader:
+    """Open a pack for reading.
+
+    Args:
+        path: a shard, a manifest (``out.json``), a list of shards, or a glob pattern.
+        io: "mmap"; "pread", for network file systems; "auto" chooses by the file system.
+        verify: check each record's checksum when it is read.
+        check: "quick" checks header, directory and trailer, in constant time; "full" checks every byte.
+
+    Raises:
+        FormatError: not a pack, of an unknown version, truncated, or damaged.
+        CorruptError: with ``check="full"``, the first damaged record or column.
+        FileNotFoundError: the file, a shard of the manifest, or any match of the pattern is missing.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        shards = [os.fspath(p) for p in path]
+        return ShardedReader(shards, path=", ".join(shards[:2]), io=io, verify=verify, check=check)
+    name = os.fspath(path)
+    if glob.has_magic(name) and not os.path.lexists(name):
+        matches = sorted(glob.glob(name))
+        if not matches:
+            raise FileNotFoundError(f"{name}: no file matches the pattern")
+        return ShardedReader(matches, path=name, io=io, verify=verify, check=check)
+    if os.path.isdir(name):
+        raise FormatError(f"{name}: a folder, not a pack. To pack it: packfmt pack {name} {name.rstrip('/')}.bin")
+    if name.endswith(".json"):
+        manifest = Manifest.load(name)
+        shards = [str(Path(name).parent / shard) for shard, *_ in manifest.shards]
+        return ShardedReader(shards, path=name, expected=manifest, io=io, verify=verify, check=check)
+    return MappedReader(name, io=io, verify=verify, check=check)
+
+
+def create(
+    path: PathLike,
+    *,
+    columns: Sequence[Column] = (),
+    classes: Sequence[str] = (),
+    metadata: Mapping[str, Any] | None = None,
+    shard_size: int | None = None,
+    force: bool = False,
+) -> Writer:
+    """Start a new pack.
+
+    Args:
+        path: the file to write; with ``shard_size`` the manifest's name.
+        columns: columns whose type is not to be inferred from the first record.
+        classes: class names that the column ``label`` counts.
+        metadata: JSON-able facts to keep.
+        shard_size: bytes of records per shard; None writes one file.
+        force: replace what is there.
+
+    Raises:
+        FileExistsError: the target exists and ``force`` is off.
+        OSError: the folder cannot be written to.
+    """
+    options: dict[str, Any] = {"columns": columns, "classes": classes, "metadata": metadata, "force": force}
+    if shard_size is not None:
+        return ShardedWriter(path, shard_size=shard_size, **options)
+    return ShardWriter(path, **options)

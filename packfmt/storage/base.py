@@ -1,0 +1,209 @@
+"""The reader and writer contracts that every backend keeps."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from packfmt.record import KEY, Record
+from packfmt.storage.columns import Columns
+
+__all__ = ["Buffer", "Indices", "Reader", "RowColumns", "StoredRecord", "Writer"]
+
+Buffer = bytes | bytearray | memoryview
+Indices = Sequence[int] | npt.NDArray[Any]
+
+ITERATION_CHUNK = 64  # records read at once when iterating
+
+
+class Reader(ABC):
+    """Read access to the records of a pack.
+
+    Thread-safe. Pickles as path and options only, and works after fork, spawn and forkserver. Views stay valid as long
+    as they are referenced, also after ``close``, unless a backend says otherwise.
+
+    Attributes:
+        path: as it was given.
+        classes: class names that the column ``label`` counts, in order.
+        metadata: the user's JSON-able facts.
+        columns: column name to array over all records; numbers as numpy arrays that lie over the file (not copied),
+            text, bytes and ragged arrays as sequences.
+        content_id: hexadecimal XXH3-128 over record checksums and columns: equal ids mean equal content.
+        io: how bytes are read: "mmap", "pread" or "lmdb".
+    """
+
+    path: str
+    classes: tuple[str, ...]
+    metadata: dict[str, Any]
+    columns: Columns
+    content_id: str
+    io: str
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of records."""
+
+    @abstractmethod
+    def read(self, indices: Indices) -> list[memoryview]:
+        """The bytes of several records, in the asked order; read in the order they lie in the file.
+
+        Raises:
+            IndexError: an index is outside 0 to len - 1.
+            CorruptError: a record does not match its checksum or lies outside the file.
+            ValueError: the reader is closed.
+        """
+
+    @abstractmethod
+    def lengths(self, indices: Indices) -> npt.NDArray[np.uint64]:
+        """Sizes in bytes of these records, as the index states them."""
+
+    @abstractmethod
+    def offsets(self, indices: Indices) -> npt.NDArray[np.uint64]:
+        """Where these records begin in the pack, in bytes; only their order and distance mean something."""
+
+    @abstractmethod
+    def will_need(self, indices: Indices) -> None:
+        """Tell the system that these records will be read soon. A hint: returns at once and changes no result."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the file. Reading afterwards raises ValueError; closing twice is allowed."""
+
+    @property
+    @abstractmethod
+    def record_bytes(self) -> float:
+        """The mean size of a record in bytes; 0.0 where there are none."""
+
+    @property
+    @abstractmethod
+    def files(self) -> tuple[str, ...]:
+        """The files the pack consists of."""
+
+    @abstractmethod
+    def problems(self) -> Iterator[Exception]:
+        """Check every byte: yield each fault found (CorruptError, FormatError). Nothing yielded means whole."""
+
+    @abstractmethod
+    def locate(self, index: int) -> tuple[str, int]:
+        """The file that holds a record, and the record's index in it."""
+
+    def key(self, index: int) -> str:
+        """The key of one record."""
+        key: str = self.columns[KEY][index]
+        return key
+
+    def find(self, key: str) -> int:
+        """The index of the record with this key. Looks through all keys.
+
+        Raises:
+            KeyError: there is none.
+        """
+        keys = self.columns[KEY]
+        for index in range(len(self)):
+            if keys[index] == key:
+                return index
+        raise KeyError(f"{self.path}: no record has the key {key!r}")
+
+    def __getitem__(self, index: int) -> Record:
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
+            raise IndexError(f"{self.path} has {len(self)} records, asked for {index}")
+        return StoredRecord(self.read((position,))[0], self, position)
+
+    def __iter__(self) -> Iterator[Record]:
+        for start in range(0, len(self), ITERATION_CHUNK):
+            chunk = range(start, min(start + ITERATION_CHUNK, len(self)))
+            for index, data in zip(chunk, self.read(chunk), strict=True):
+                yield StoredRecord(data, self, index)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class RowColumns(Mapping[str, Any]):
+    """One record's column values, looked up when asked for, so that reading bytes never reads columns."""
+
+    __slots__ = ("_columns", "_index")
+
+    def __init__(self, columns: Mapping[str, Any], index: int) -> None:
+        self._columns = columns
+        self._index = index
+
+    def __getitem__(self, name: str) -> Any:
+        if name == KEY:
+            raise KeyError("the key is Record.key")
+        return self._columns[name][self._index]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._columns if name != KEY)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class StoredRecord(Record):
+    """A record of a reader: bytes in hand, key and columns looked up on use."""
+
+    __slots__ = ("_index", "_reader")
+
+    def __init__(self, data: memoryview, reader: Reader, index: int) -> None:
+        object.__setattr__(self, "data", data)
+        object.__setattr__(self, "columns", RowColumns(reader.columns, index))
+        object.__setattr__(self, "_reader", reader)
+        object.__setattr__(self, "_index", index)
+
+    @property
+    def key(self) -> str:
+        """The record's key."""
+        reader: Reader = object.__getattribute__(self, "_reader")
+        return reader.key(object.__getattribute__(self, "_index"))
+
+
+class Writer(ABC):
+    """Write access to a new pack. Not thread-safe. Nothing is under the final name unless ``close`` succeeded.
+
+    As a context manager: closes on success, discards on an exception.
+    """
+
+    @abstractmethod
+    def write(self, data: Buffer, key: str, **columns: Any) -> None:
+        """Append a record.
+
+        Args:
+            data: the encoded image, stored verbatim.
+            key: non-empty, unique in the pack.
+            columns: a value for every column; the first record's decide the columns unless they were declared.
+
+        Raises:
+            ValueError: a value does not fit its column, or a column is missing or unknown.
+            OSError: the disk refuses.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish and publish.
+
+        Raises:
+            ValueError: two records have the same key.
+            OSError: the disk refuses, or the target exists.
+        """
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Throw everything written away. Without effect after ``close``."""
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()

@@ -1,0 +1,212 @@
+"""The bytes of one file, through a memory map or through pread."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Literal, Protocol
+
+from packfmt.errors import CorruptError
+
+__all__ = ["FileBytes", "choose_io", "open_bytes"]
+
+IO = Literal["auto", "mmap", "pread"]
+
+# Kinds of file system where a map turns a network fault into SIGBUS and every page into a round trip.
+REMOTE = ("nfs", "cifs", "smb", "fuse", "9p", "ceph", "lustre", "glusterfs", "afs", "gpfs", "beegfs", "virtiofs")
+GAP = 64 << 10  # bytes between two ranges that are cheaper to read than to skip
+RUN = 4 << 20  # bytes one pread may take
+
+
+class FileBytes(Protocol):
+    """Random access to a file that is not changed while open. Thread-safe: no seek position, no lock."""
+
+    def slices(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
+        """Read-only views of these ranges, which are in ascending order of offset."""
+
+    def section(self, offset: int, size: int) -> memoryview:
+        """A read-only view of one long range."""
+
+    def will_need(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:
+        """Start reading these ascending ranges into the page cache."""
+
+    def forget(self, offset: int, size: int) -> None:
+        """Drop a range from resident memory; its bytes stay reachable."""
+
+    def check_size(self) -> None:
+        """Raise CorruptError if the file no longer has the size it was opened with."""
+
+    def close(self) -> None:
+        """Release the file. Views that are still referenced stay valid."""
+
+
+def open_bytes(path: str, io: IO) -> FileBytes:
+    """Open a file for reading with "mmap" or "pread"; "auto" takes what ``choose_io`` says."""
+    return _PreadBytes(path) if choose_io(path, io) == "pread" else _MapBytes(path)
+
+
+def choose_io(path: str, io: IO) -> Literal["mmap", "pread"]:
+    """What "auto" means for a path: "pread" on network and FUSE file systems, else "mmap".
+
+    Raises:
+        ValueError: ``io`` is none of "auto", "mmap", "pread".
+    """
+    if io not in ("auto", "mmap", "pread"):
+        raise ValueError(f"io={io!r}, allowed are 'auto', 'mmap' and 'pread'")
+    if io != "auto":
+        return io
+    return "pread" if _file_system(path).startswith(REMOTE) or not hasattr(mmap.mmap, "madvise") else "mmap"
+
+
+def _file_system(path: str) -> str:
+    """The type of the file system that holds ``path``, "" where the system does not tell."""
+    try:
+        with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
+            table = [line.split(" ")[1:3] for line in mounts]
+    except OSError:
+        return ""
+    real = os.path.realpath(path)
+    best, kind = "", ""
+    for point, name in table:
+        point = point.replace("\\040", " ")
+        if len(point) >= len(best) and (real == point or real.startswith(point.rstrip("/") + "/")):
+            best, kind = point, name
+    return kind
+
+
+class _MapBytes:
+    """The whole file mapped read-only. One descriptor, held by the map."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        with open(path, "rb") as file:
+            self._size = os.fstat(file.fileno()).st_size
+            self._map: mmap.mmap | None = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._view: memoryview | None = memoryview(self._map)
+        with suppress(OSError):
+            # Read-ahead around a random record reads what nobody asked for; will_need says what is wanted.
+            self._map.madvise(mmap.MADV_RANDOM)
+
+    def slices(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
+        view = self._open()
+        return [view[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
+
+    def section(self, offset: int, size: int) -> memoryview:
+        return self._open()[offset : offset + size]
+
+    def will_need(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:
+        mapped = self._map
+        if mapped is not None:
+            _advise(mapped.madvise, mmap.MADV_WILLNEED, offsets, sizes)
+
+    def forget(self, offset: int, size: int) -> None:
+        mapped = self._map
+        if mapped is not None and size:
+            start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+            mapped.madvise(mmap.MADV_DONTNEED, start, offset + size - start)
+
+    def check_size(self) -> None:
+        mapped = self._map
+        if mapped is None:
+            raise _closed(self._path)
+        _check_size(mapped.size(), self._size, self._path)
+
+    def close(self) -> None:
+        mapped, self._map, self._view = self._map, None, None
+        if mapped is not None:
+            with suppress(BufferError):  # views are alive: the map goes when the last of them does
+                mapped.close()
+
+    def _open(self) -> memoryview:
+        view = self._view
+        if view is None:
+            raise _closed(self._path)
+        return view
+
+
+class _PreadBytes:
+    """Reads with pread into memory of our own: no SIGBUS, no page faults, works where maps do not."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by close)
+        self._size = os.fstat(self._file.fileno()).st_size
+
+    def slices(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
+        views: list[memoryview] = []
+        for first, last in _runs(offsets, sizes):
+            start = offsets[first]
+            stop = max(offsets[i] + sizes[i] for i in range(first, last))
+            run = self.section(start, stop - start)
+            views += [run[offsets[i] - start : offsets[i] - start + sizes[i]] for i in range(first, last)]
+        return views
+
+    def section(self, offset: int, size: int) -> memoryview:
+        descriptor = self._descriptor()
+        data = os.pread(descriptor, size, offset)
+        if len(data) == size:
+            return memoryview(data)
+        parts = [data]  # interrupted, or over the 2 GiB that one call reads
+        while size > (done := sum(map(len, parts))):
+            parts.append(os.pread(descriptor, size - done, offset + done))
+            if not parts[-1]:
+                raise CorruptError(f"ends at {offset + done}, wanted bytes up to {offset + size}", path=self._path)
+        return memoryview(b"".join(parts))
+
+    def will_need(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:
+        if hasattr(os, "posix_fadvise") and not self._file.closed:
+            descriptor = self._descriptor()
+            for first, last in _runs(offsets, sizes):
+                size = offsets[last - 1] + sizes[last - 1] - offsets[first]
+                os.posix_fadvise(descriptor, offsets[first], size, os.POSIX_FADV_WILLNEED)
+
+    def forget(self, offset: int, size: int) -> None:
+        """Nothing stays resident here."""
+
+    def check_size(self) -> None:
+        _check_size(os.fstat(self._descriptor()).st_size, self._size, self._path)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _descriptor(self) -> int:
+        if self._file.closed:
+            raise _closed(self._path)
+        return self._file.fileno()
+
+
+def _advise(madvise: Callable[..., None], option: int, offsets: Sequence[int], sizes: Sequence[int]) -> None:
+    for first, last in _runs(offsets, sizes):
+        start = offsets[first] // mmap.PAGESIZE * mmap.PAGESIZE
+        size = offsets[last - 1] + sizes[last - 1] - start
+        if size:
+            madvise(option, start, size)
+
+
+def _runs(offsets: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Group ascending ranges: (first, last + 1) of those that lie closer than GAP and together take at most RUN."""
+    runs: list[tuple[int, int]] = []
+    first = 0
+    for i in range(1, len(offsets)):
+        end = offsets[i - 1] + sizes[i - 1]
+        if offsets[i] - end > GAP or offsets[i] + sizes[i] - offsets[first] > RUN:
+            runs.append((first, i))
+            first = i
+    if len(offsets):
+        runs.append((first, len(offsets)))
+    return runs
+
+
+def _check_size(found: int, opened: int, path: str) -> None:
+    if found != opened:
+        raise CorruptError(
+            f"the file is now {found} bytes long, was {opened} when opened: somebody changed it in place; "
+            "restore it and open it again",
+            path=path,
+        )
+
+
+def _closed(path: str) -> ValueError:
+    return ValueError(f"{path}: the reader is closed; open it again with packfmt.open")

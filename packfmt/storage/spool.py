@@ -1,0 +1,129 @@
+"""Growing arrays that do not grow in memory: where index and columns gather while records are written."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from packfmt.record import Column
+
+__all__ = ["ColumnSpool", "Spool"]
+
+LIMIT = 1 << 20  # bytes kept in memory before they go to a temporary file
+CODES = {
+    "|b1": "?", "|u1": "B", "|i1": "b", "<u2": "H", "<i2": "h", "<f2": "e",
+    "<u4": "I", "<i4": "i", "<f4": "f", "<u8": "Q", "<i8": "q", "<f8": "d",
+}  # fmt: skip
+
+
+class Spool:
+    """Bytes appended and read back once; beyond ``LIMIT`` in a nameless temporary file beside the target."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._buffer = bytearray()
+        self._file: IO[bytes] | None = None
+        self.size = 0
+
+    def append(self, data: bytes | memoryview) -> None:
+        """Add bytes at the end."""
+        self._buffer += data
+        self.size += len(data)
+        if len(self._buffer) >= LIMIT:
+            self._flush()
+
+    def chunks(self) -> Iterator[bytes]:
+        """All bytes from the start, in pieces of at most about ``LIMIT``. May be called again."""
+        if self._file is not None:
+            self._flush()
+            self._file.seek(0)
+            while chunk := self._file.read(LIMIT):
+                yield chunk
+        elif self._buffer:
+            yield bytes(self._buffer)
+
+    def close(self) -> None:
+        """Free memory and disk."""
+        self._buffer = bytearray()
+        if self._file is not None:
+            self._file.close()
+
+    def _flush(self) -> None:
+        if self._file is None:
+            # Nameless (O_TMPFILE or unlinked at once), so that a killed writer leaves nothing.
+            self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 (closed by close)
+        pending = memoryview(self._buffer)
+        while pending:
+            pending = pending[self._file.write(pending) :]
+        pending.release()
+        self._buffer = bytearray()
+
+
+class ColumnSpool:
+    """One column being written.
+
+    ``encode`` turns a value into bytes without storing anything; ``append`` stores them.
+    """
+
+    def __init__(self, column: Column, folder: Path) -> None:
+        self.column = column
+        self.values = Spool(folder)
+        self.rows = Spool(folder)
+        self._scalar = struct.Struct("<" + CODES[column.dtype]) if column.shape == () else None
+        if column.ragged:
+            self.rows.append(bytes(8))
+
+    def append(self, raw: bytes | memoryview) -> None:
+        """Add one record's encoded value."""
+        self.values.append(raw)
+        if self.column.ragged:
+            self.rows.append((self.values.size // self.column.row_bytes).to_bytes(8, "little"))
+
+    def encode(self, value: Any) -> bytes | memoryview:
+        """The bytes of one record's value.
+
+        Raises:
+            ValueError: the value does not fit the column's type, range or shape.
+        """
+        column = self.column
+        try:
+            if self._scalar is not None:
+                return self._scalar.pack(value)
+            if column.kind == "text":
+                return value.encode("utf-8", "surrogateescape")  # type: ignore[no-any-return]
+            if column.kind == "bytes":
+                return memoryview(value).cast("B")
+            return self._encode_array(value)
+        except (struct.error, OverflowError, TypeError, AttributeError, UnicodeEncodeError) as error:
+            wanted = column.kind if column.kind != "array" else f"{column.dtype} of shape {column.shape}"
+            raise ValueError(f"column {column.name!r}: {value!r:.80} is no {wanted}: {error}") from error
+
+    def _encode_array(self, value: Any) -> bytes:
+        column = self.column
+        array = np.asarray(value)
+        if array.size == 0 and column.ragged:  # an empty list has lost its inner shape
+            array = array.reshape(0, *column.row_shape)
+        if array.shape[1 if column.ragged else 0 :] != column.row_shape or array.ndim != len(column.shape):
+            raise TypeError(f"its shape is {array.shape}")
+        if array.size == 0:
+            return b""
+        if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and np.dtype(column.dtype).kind != "f"):
+            raise TypeError(f"its dtype is {array.dtype}")
+        with np.errstate(over="raise"):
+            try:
+                stored = array.astype(column.dtype)
+            except FloatingPointError as error:
+                raise OverflowError(str(error)) from error
+        if array.dtype.kind in "biu" and not np.array_equal(stored, array):
+            raise OverflowError("its numbers are out of range")
+        return stored.tobytes()
+
+    def close(self) -> None:
+        """Free memory and disk."""
+        self.values.close()
+        self.rows.close()
