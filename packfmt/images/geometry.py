@@ -280,8 +280,8 @@ def _checked_images(
     if small.any():
         at = int(np.argmax(small))
         raise ValueError(
-            f"{type(crop).__name__} needs images of {least[0]} x {least[1]} pixels (height x width) or more; sample {at} of "
-            f"the batch has {height[at]} x {width[at]}. RandomResizedCrop, Resize, CenterCrop(resize=...) enlarge images"
+            f"{type(crop).__name__} needs images of {least[0]} x {least[1]} pixels (height x width) or more; sample "
+            f"{at} in the batch has {height[at]} x {width[at]}. RandomResizedCrop, Resize, CenterCrop(resize=) enlarge"
         )
     return height.astype(np.int64), width.astype(np.int64)
 
