@@ -1,0 +1,92 @@
+"""What a sampler asks of the thing it samples: how many records, how large, which labels.
+
+Everything but the length is optional and looked for on the object and on its ``reader``.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Mapping, Sized
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from packfmt.sampling.ranks import Indices, whole_number
+
+__all__ = ["check_indices", "column_of", "digest", "labels_of", "length_of", "record_bytes_of"]
+
+
+def length_of(source: Sized | int) -> int:
+    """The number of records of a dataset, or of a length given as a number.
+
+    Raises:
+        TypeError: ``source`` is neither.
+        ValueError: the number is negative.
+    """
+    if isinstance(source, Sized):
+        return len(source)
+    return whole_number("the length", source, 0)
+
+
+def column_of(source: object, name: str) -> Any:
+    """The column ``name`` of a dataset, of its reader or of a reader itself; None where there is none."""
+    for holder in (source, getattr(source, "reader", None)):
+        columns = getattr(holder, "columns", None)
+        if isinstance(columns, Mapping) and name in columns:
+            return columns[name]
+    return None
+
+
+def labels_of(source: object) -> npt.NDArray[Any] | None:
+    """One label per record, from ``source.labels`` or the column ``label``; None where there is none of that shape."""
+    labels = getattr(source, "labels", None)
+    if labels is None:
+        labels = column_of(source, "label")
+    if not (isinstance(labels, list) or hasattr(labels, "__array__")):
+        return None
+    array = np.asarray(labels)
+    if array.ndim != 1 or array.dtype.kind not in "biuUS" or len(array) != length_of(source):  # type: ignore[arg-type]
+        return None
+    return array
+
+
+def record_bytes_of(source: object) -> float | None:
+    """The mean size of a record in bytes where the object or its reader tells it."""
+    for holder in (source, getattr(source, "reader", None)):
+        size = getattr(holder, "record_bytes", None)
+        if isinstance(size, (int, float, np.number)) and size > 0:
+            return float(size)
+    return None
+
+
+def check_indices(indices: npt.ArrayLike, count: int) -> Indices:
+    """A subset as (k,) int64.
+
+    Raises:
+        IndexError: an index is outside 0 to count - 1.
+        TypeError: the indices are no integers.
+        ValueError: they are not one-dimensional.
+    """
+    array = np.asarray(indices)
+    if array.ndim != 1:
+        raise ValueError(f"indices must have shape (k,), got {array.shape}")
+    if array.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if array.dtype.kind == "b":
+        raise TypeError("indices must be integers, got booleans; pass np.flatnonzero(mask)")
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"indices must be integers, got dtype {array.dtype}")
+    for extreme in (array.min(), array.max()):
+        if not 0 <= extreme < count:
+            position = int(np.argmax(array == extreme))
+            raise IndexError(f"indices[{position}] is {extreme}; there are {count} records, 0..{count - 1}")
+    return array.astype(np.int64)
+
+
+def digest(array: npt.NDArray[Any]) -> int:
+    """A number that tells arrays apart, the same on every machine; no defence against intent."""
+    if sys.byteorder == "big":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data)
