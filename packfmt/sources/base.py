@@ -52,6 +52,7 @@ class Source(ABC):
     opened.
 
     Attributes:
+        random_access: whether handles are small and may be loaded in any order, at any time; ``--shuffle`` asks.
         kind: the short name of the layout, as ``--from`` takes it.
         columns: the columns every record has, besides its key and what the image header tells.
         classes: names of the classes that the column ``label`` counts, in order; empty where there are none.
@@ -61,6 +62,7 @@ class Source(ABC):
     """
 
     kind: str = "source"
+    random_access: bool = False
     columns: tuple[Column, ...] = ()
     classes: tuple[str, ...] = ()
 
@@ -85,6 +87,10 @@ class Source(ABC):
             raise DecodeError(entry.reason, key=entry.key)
         record: Record = entry
         return record
+
+    def size(self, entry: Any) -> int:
+        """Bytes an entry takes once loaded, 0 where that is not known: what bounds the copy loop's queue."""
+        return memoryview(entry.data).nbytes if isinstance(entry, Record) else 0
 
     def count(self) -> int | None:
         """The number of records where it is known without reading them, else None."""

@@ -170,7 +170,23 @@ class Writer(ABC):
     """Write access to a new pack. Not thread-safe. Nothing is under the final name unless ``close`` succeeded.
 
     As a context manager: closes on success, discards on an exception.
+
+    Attributes:
+        path: what to open once it is published.
+        content_id: as ``Reader.content_id``, once closed.
     """
+
+    path: str
+    content_id: str
+
+    @property
+    @abstractmethod
+    def files(self) -> tuple[str, ...]:
+        """The files it writes, under their final names."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Records written so far."""
 
     @abstractmethod
     def write(self, data: Buffer, key: str, **columns: Any) -> None:

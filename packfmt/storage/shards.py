@@ -118,7 +118,7 @@ class ShardedReader(Reader):
         self.io = choose_io(paths[0], io)
         frames = [read_frame(shard) for shard in paths]
         self._ids = [trailer.content_id.hex() for trailer, _ in frames]
-        self.content_id = xxhash.xxh3_128_hexdigest("".join(self._ids).encode())
+        self.content_id = join_ids(self._ids)
         if content_id not in (None, self.content_id):
             raise FormatError(f"{path}: holds {self.content_id}, expected {content_id}: its shards were replaced")
         self._refuse_foreign([(t.count, t.file_size) for t, _ in frames])
@@ -266,14 +266,14 @@ class ShardedWriter(Writer):
         self._shards: list[ShardWriter] = []
         self._start_shard()
         self._manifest: PendingFile | None = None
+        self.content_id = ""
 
     def __len__(self) -> int:
         return sum(len(shard) for shard in self._shards)
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The shards' final names."""
-        return tuple(shard.path for shard in self._shards)
+        return (*(shard.path for shard in self._shards), self.path)
 
     def write(self, data: Buffer, key: str, **columns: Any) -> None:
         shard = self._shards[-1]
@@ -291,6 +291,7 @@ class ShardedWriter(Writer):
             for shard in self._shards:
                 shard.publish()
             self._manifest.publish()
+            self.content_id = join_ids([shard.content_id for shard in self._shards])
         except BaseException:
             self.discard()
             raise
@@ -308,6 +309,11 @@ class ShardedWriter(Writer):
         path = f"{self._base}-{len(self._shards):05d}.bin"
         self._shards.append(ShardWriter(path, force=self._force, **options))
         return self._shards[-1]
+
+
+def join_ids(content_ids: Sequence[str]) -> str:
+    """The content id of several shards: XXH3-128 over theirs, in hexadecimal, one after the other."""
+    return xxhash.xxh3_128_hexdigest("".join(content_ids).encode("ascii"))
 
 
 def _reopen(paths: tuple[str, ...], path: str, io: IO, verify: bool, content_id: str) -> ShardedReader:

@@ -80,6 +80,10 @@ class ShardWriter(Writer):
         return self._count
 
     @property
+    def files(self) -> tuple[str, ...]:
+        return (self.path,)
+
+    @property
     def data_size(self) -> int:
         """Bytes of records written so far."""
         return self._position - layout.HEADER.size

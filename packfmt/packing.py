@@ -1,0 +1,246 @@
+"""The one copy loop: from a source to a pack, with a report."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from packfmt import storage
+from packfmt.errors import ConvertError, DecodeError
+from packfmt.images.sniff import CMYK, FORMATS, sniff
+from packfmt.record import IMAGE_COLUMNS, Record
+from packfmt.reports import Bad, BadImage, BadImagesError, PackReport
+from packfmt.sources.base import BadEntry, SkipEntry, Source
+from packfmt.sources.folder import FolderSource
+
+__all__ = ["copy_records", "pack"]
+
+Progress = Callable[[int, int, int | None], None]
+
+CHUNK_ENTRIES = 64  # entries one task prepares: enough that handing tasks over costs nothing
+CHUNK_BYTES = 2 << 20  # and the bytes it holds at most, one larger record excepted
+NOTHING = dict.fromkeys((column.name for column in IMAGE_COLUMNS), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """One entry, loaded and sniffed. ``record`` is None for what is skipped or cannot be kept."""
+
+    record: Record | None
+    skipped: str = ""
+    problem: BadImage | None = None
+
+
+def pack(
+    images: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    threads: int | None = None,
+    bad: Bad = "fail",
+    shuffle: int | None = None,
+    shard_size: int | None = None,
+    force: bool = False,
+    follow_links: bool = False,
+    labelled: bool = True,
+    progress: Progress | None = None,
+) -> PackReport:
+    """Pack a folder of images. Image bytes are stored verbatim; the same input gives the same pack, byte for byte.
+
+    Args:
+        images: the folder, with one sub-folder per class or flat.
+        out: the pack to write.
+        threads: files read and sniffed at a time; None takes the number of cores, at least 2.
+        bad: what to do with zero-byte, unreadable and broken images: "fail" lists all of them and writes nothing,
+            "skip" leaves them out, "keep" stores the bytes that are there.
+        shuffle: a seed; records are stored in random order. None keeps the order of paths.
+        shard_size: bytes per shard; None writes one file.
+        force: replace what is there.
+        follow_links: follow symbolic links.
+        labelled: False ignores the class folders.
+        progress: called now and then with records done, bytes done and records in all (None if unknown).
+
+    Raises:
+        BadImagesError: bad images, with ``bad="fail"``.
+        ConvertError: there is no image in the folder.
+        FileExistsError: the target exists and ``force`` is off.
+        OSError: the folder cannot be read, or the target cannot be written.
+    """
+    source = FolderSource(images, follow_links=follow_links, labelled=labelled)
+    return copy_records(
+        source,
+        out,
+        where=os.fspath(images),
+        threads=threads,
+        bad=bad,
+        shuffle=shuffle,
+        shard_size=shard_size,
+        force=force,
+        progress=progress,
+    )
+
+
+def copy_records(
+    source: Source,
+    out: str | os.PathLike[str],
+    *,
+    where: str,
+    threads: int | None = None,
+    bad: Bad = "fail",
+    shuffle: int | None = None,
+    progress: Progress | None = None,
+    **create_options: Any,
+) -> PackReport:
+    """Copy a source's records into a new pack: threads load and sniff, this thread writes in the source's order.
+
+    Memory holds a few chunks of ``CHUNK_BYTES`` each, or of one record where that is larger.
+
+    Args:
+        source: what to copy.
+        out: the pack to write.
+        where: the source's name for messages.
+        threads, bad, shuffle, progress: as ``pack``. ``shuffle`` needs a source of random access, and holds its handles
+            in memory.
+        create_options: as ``packfmt.create``.
+    """
+    if bad not in ("fail", "skip", "keep"):
+        raise ValueError(f"bad={bad!r}, allowed are 'fail', 'skip' and 'keep'")
+    started = time.perf_counter()
+    report = PackReport(os.fspath(out), bad=bad)
+    total = source.count() if progress is not None else None
+    counts = _Counts()
+    with storage.create(
+        out, columns=source.columns, classes=source.classes, metadata=source.metadata, **create_options
+    ) as writer:
+        for item in _prepare_all(source, _ordered(source, shuffle), threads):
+            if item.problem is not None:
+                report.problems.append(item.problem)
+            if item.skipped:
+                source.skipped[item.skipped] += 1
+            record = item.record
+            if record is None or (item.problem is not None and bad != "keep"):
+                continue
+            counts.add(record)
+            if not (bad == "fail" and report.problems):  # past the first bad one, only the rest of them is of interest
+                writer.write(record.data, record.key, **record.columns)
+            if progress is not None:
+                progress(counts.records, counts.bytes, total)
+        if report.problems and bad == "fail":
+            raise BadImagesError(where, report.problems)
+        if not counts.records and not report.problems:
+            passed = ", ".join(f"{count} {reason}" for reason, count in source.skipped.items()) or "nothing at all"
+            raise ConvertError(f"{where}: no image found ({passed}); name a folder that holds images")
+    counts.fill(report, source.classes)
+    report.path, report.files = writer.path, writer.files
+    report.content_id = writer.content_id
+    report.skipped = dict(source.skipped)
+    report.notes = [*source.notes, *_empty_classes(report.classes)]
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+class _Counts:
+    """Sums over the records written. Numbers only, whatever their number."""
+
+    def __init__(self) -> None:
+        self.records = self.bytes = self.rotated = self.cmyk = 0
+        self._labels: Counter[int] = Counter()
+        self._formats: Counter[int] = Counter()
+
+    def add(self, record: Record) -> None:
+        columns = record.columns
+        self.records += 1
+        self.bytes += memoryview(record.data).nbytes
+        self._formats[columns["format"]] += 1
+        self.rotated += columns["orientation"] > 1
+        self.cmyk += bool(columns["flags"] & CMYK)
+        if "label" in columns:
+            self._labels[columns["label"]] += 1
+
+    def fill(self, report: PackReport, classes: Sequence[str]) -> None:
+        report.records, report.bytes, report.rotated, report.cmyk = self.records, self.bytes, self.rotated, self.cmyk
+        report.classes = {name: self._labels[label] for label, name in enumerate(classes)}
+        report.formats = {FORMATS[code]: count for code, count in sorted(self._formats.items())}
+
+
+def _empty_classes(classes: Mapping[str, int]) -> list[str]:
+    return [f"class {name!r} has no image; its number is kept" for name, count in classes.items() if not count]
+
+
+def _ordered(source: Source, seed: int | None) -> Iterator[Any]:
+    if seed is None:
+        yield from source.entries()
+        return
+    if not source.random_access:
+        raise ConvertError(f"a {source.kind} source cannot be shuffled, since it is read in one go: convert it, then the pack")
+    entries = list(source.entries())
+    for position in np.random.Generator(np.random.Philox(seed)).permutation(len(entries)).tolist():
+        yield entries[position]
+
+
+def _prepare_all(source: Source, entries: Iterator[Any], threads: int | None) -> Iterator[_Prepared]:
+    """Load and sniff in threads, a bounded number of chunks ahead; yield in order."""
+    workers = threads or max(2, os.cpu_count() or 2)
+    if workers < 1:
+        raise ValueError(f"threads={threads} must be at least 1")
+    pending: deque[Future[list[_Prepared]]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="packfmt-read")
+    try:
+        for chunk in _chunks(source, entries):
+            pending.append(pool.submit(_prepare, source, chunk))
+            if len(pending) > 2 * workers:
+                yield from pending.popleft().result()
+        while pending:
+            yield from pending.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _chunks(source: Source, entries: Iterator[Any]) -> Iterator[list[Any]]:
+    chunk: list[Any] = []
+    held = 0
+    for entry in entries:
+        size = source.size(entry)
+        if chunk and (len(chunk) == CHUNK_ENTRIES or held + size > CHUNK_BYTES):
+            yield chunk
+            chunk, held = [], 0
+        chunk.append(entry)
+        held += size
+    if chunk:
+        yield chunk
+
+
+def _prepare(source: Source, entries: list[Any]) -> list[_Prepared]:
+    return [_prepare_one(source, entry) for entry in entries]
+
+
+def _prepare_one(source: Source, entry: Any) -> _Prepared:
+    try:
+        record = source.load(entry)
+    except SkipEntry as skip:
+        return _Prepared(None, skipped=skip.reason)
+    except DecodeError as error:
+        return _bad_entry(entry, error.key or "?", error.message)
+    except OSError as error:
+        key = getattr(entry, "key", None) or str(error.filename)
+        return _bad_entry(entry, key, f"cannot be read: {error.strerror or error}")
+    try:
+        info = sniff(record.data)
+    except DecodeError as error:
+        kept = Record(record.data, record.key, {**NOTHING, **record.columns})
+        return _Prepared(kept, problem=BadImage(record.key, error.message))
+    values = {name: getattr(info, name) for name in NOTHING}
+    return _Prepared(Record(record.data, record.key, {**values, **record.columns}))
+
+
+def _bad_entry(entry: Any, key: str, reason: str) -> _Prepared:
+    problem = BadImage(key, reason)
+    if isinstance(entry, BadEntry) and entry.data is not None:
+        return _Prepared(Record(entry.data, key, {**NOTHING, **(entry.columns or {})}), problem=problem)
+    return _Prepared(None, problem=problem)
