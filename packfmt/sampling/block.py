@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sized
 
 import numpy as np
 import numpy.typing as npt
@@ -158,13 +158,9 @@ class BlockBatchSampler(BatchSampler):
     def _population(self) -> Indices | int:
         return self._records if self._indices is None else self._indices
 
-    def _spans(self, epoch: int) -> Sequence[range]:
-        if not (self.shuffle and self._length):
-            return super()._spans(epoch)
-        chosen = np.unique(np.linspace(0, self._order.windows - 1, 4).astype(np.int64)).tolist()
-        ranges = [self._order.window_range(epoch, window) for window in chosen]
-        size = self.global_batch_size
-        return [
-            range(min(first // size, self._length - 1), min(max(end // size, first // size + 1), self._length))
-            for first, end in ranges
-        ]
+    def _in_use(self, epoch: int) -> list[Indices]:
+        if not (self.shuffle and self._order.count):
+            return []
+        windows = np.unique(np.linspace(0, self._order.windows - 1, 4).astype(np.int64)).tolist()
+        records = [self._order.take(epoch, *self._order.window_range(epoch, window)) for window in windows]
+        return records if self._indices is None else [self._indices[places] for places in records]

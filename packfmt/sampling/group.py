@@ -37,7 +37,7 @@ class GroupBatchSampler(BatchSampler):
     gathered a global batch, the batch is given out. So reads stay contiguous, and groups are mixed as far as the
     windows reach::
 
-        groups a a a a a b b b b, batch_size=2, shuffle=False:    aa aa bb bb a
+        groups a a a a a b b b b, batch_size=2, shuffle=False:    aa aa a bb bb
 
     The whole global batch is of one group, so that all ranks work on alike data in a step. What is left of each group
     is a short batch, treated as ``partial`` says; "pad" fills it from its own group. Memory is about 32 bytes per

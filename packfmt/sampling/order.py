@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -31,10 +31,6 @@ class SampleIndex(int):
     It is an int in every other respect; arithmetic gives plain ints. All indices of a batch carry it, not only the
     first, so that a dataset that is wrapped and asked one index at a time sees it too: for 256 indices that costs 70
     µs, and 200 µs more to pickle and unpickle, against hundreds of milliseconds to decode them.
-
-    Args:
-        value: the index.
-        epoch: the epoch.
     """
 
     # int allows no __slots__ with entries, so the epoch lies in the instance's dict.
@@ -241,13 +237,17 @@ class BatchSampler(ABC):
         known = labels_of(self._dataset) if labels is None else np.asarray(labels)
         if known is not None and known.ndim != 1:
             raise ValueError(f"labels must have shape (n,), got {known.shape}")
-        spans = [[self.global_batch(epoch, place).ravel() for place in span] for span in self._spans(epoch)]
-        return measure(spans, self._population(), known, record_bytes_of(self._dataset))
-
-    def _spans(self, epoch: int) -> Sequence[range]:
-        """A few runs of positions, spread over the epoch; the samples of a run are in use together."""
         starts = np.unique(np.linspace(0, max(0, self._length - _SPAN), _SPANS).astype(np.int64)).tolist()
-        return [range(start, min(start + _SPAN, self._length)) for start in starts]
+        spans = [
+            [self.global_batch(epoch, place).ravel() for place in range(start, min(start + _SPAN, self._length))]
+            for start in (starts if self._length else [])
+        ]
+        in_use = self._in_use(epoch) or [np.concatenate(span) for span in spans]
+        return measure(spans, in_use, self._population(), known, record_bytes_of(self._dataset))
+
+    def _in_use(self, epoch: int) -> list[Indices]:
+        """The records of a few windows; empty where there are no windows and the batches of a span stand for one."""
+        return []
 
     def __iter__(self) -> Iterator[list[SampleIndex]]:
         # The first `next` claims the epoch: a DataLoader with workers makes iterators that it never uses.

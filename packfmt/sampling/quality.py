@@ -62,6 +62,7 @@ def entropy(labels: npt.NDArray[Any]) -> float:
 
 def measure(
     spans: Sequence[Sequence[Indices]],
+    in_use: Sequence[Indices],
     population: Indices | int,
     labels: npt.NDArray[Any] | None,
     record_bytes: float | None,
@@ -69,23 +70,23 @@ def measure(
     """Measure batches.
 
     Args:
-        spans: runs of consecutive global batches, each run what is in use together.
+        spans: a few runs of consecutive global batches.
+        in_use: a few sets of records, each in use at one time.
         population: the (k,) records that are sampled, or their number where it is all of them.
         labels: (n,) label per record, or None.
         record_bytes: mean size of a record in bytes, or None.
     """
     batches = [batch for span in spans for batch in span]
-    runs = [np.concatenate(span) for span in spans if span]
     mean, best = None, None
     if labels is not None and batches:
         mean = float(np.mean([entropy(labels[batch]) for batch in batches]))
         best = _shuffled_entropy([len(batch) for batch in batches], population, labels)
-    records = _run_length(runs)
+    records = _run_length(in_use)
     return OrderQuality(
         batches=len(batches),
         label_entropy=mean,
         full_shuffle_entropy=best,
-        neighbour_correlation=_neighbour_correlation(runs),
+        neighbour_correlation=_neighbour_correlation([np.concatenate(span) for span in spans if span]),
         run_records=records,
         run_bytes=None if record_bytes is None else records * record_bytes,
     )
@@ -115,10 +116,10 @@ def _neighbour_correlation(runs: list[Indices]) -> float:
     return float(np.corrcoef(before, after)[0, 1])
 
 
-def _run_length(runs: list[Indices]) -> float:
+def _run_length(in_use: Sequence[Indices]) -> float:
     records = pieces = 0
-    for run in runs:
-        touched = np.unique(run)
+    for some in in_use:
+        touched = np.unique(some)
         records += len(touched)
         pieces += 1 + int(np.count_nonzero(np.diff(touched) > 1))
     return records / pieces if pieces else 0.0
