@@ -1,0 +1,130 @@
+"""The segments of a JPEG up to its first scan, read without decoding anything (ITU-T T.81, annex B)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from struct import Struct
+
+from packfmt.errors import DecodeError
+from packfmt.images import info
+from packfmt.images.exif import read_orientation
+
+__all__ = ["JpegHeader", "read_jpeg"]
+
+_MAX_SEGMENTS = 10_000  # a header of 640 MB at most; bounds the work on one made of tiny segments
+_SEGMENT = Struct(">BBH").unpack_from  # 0xFF, marker, length including itself
+_FRAME = Struct(">BHHB").unpack_from  # precision, height, width, components
+_NEXT_MARKER = re.compile(rb"\xff[^\x00\xff]")
+_END = re.compile(rb"\xff\xd9")
+
+_SOS, _EOI, _APP1 = 0xDA, 0xD9, 0xE1
+_FRAMES = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)))
+_COMMON_FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended and progressive Huffman
+_PROGRESSIVE_FRAMES = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
+_BARE = frozenset((0x01, *range(0xD0, 0xD9)))  # TEM, RST0 to RST7 and SOI have no length
+_KNOWN_COMPONENTS = frozenset((1, 3, 4))
+
+
+@dataclass(slots=True)
+class JpegHeader:
+    """A JPEG's frame and first scan.
+
+    Args:
+        width, height: in pixels.
+        components: 1 gray, 3 colour, 4 CMYK or YCCK.
+        precision: bits per sample.
+        frame: the marker code of the frame, 0xC0 to 0xCF.
+        orientation: the EXIF tag, 0 where there is none.
+        junk: whether bytes lie between the segments that belong to none.
+        scan: where the first scan's data begins; 0 where the file ends before.
+        one_scan: whether the first scan holds all components of a frame that is not progressive.
+    """
+
+    width: int
+    height: int
+    components: int
+    precision: int
+    frame: int
+    orientation: int
+    junk: bool
+    scan: int
+    one_scan: bool
+
+    def flags(self, data: bytes | memoryview) -> int:
+        """The flags of ``packfmt.images.info`` for the file ``data`` that this header is of."""
+        flags = info.PROGRESSIVE if self.frame in _PROGRESSIVE_FRAMES else 0
+        if self.components == 4:
+            flags |= info.CMYK
+        if self.precision > 8:
+            flags |= info.DEEP | info.UNUSUAL
+        if self.frame not in _COMMON_FRAMES:
+            flags |= info.UNUSUAL
+        if data[-2:] != b"\xff\xd9":
+            # Scan data never holds this pair, so the first one after the header is the end.
+            end = _END.search(data, self.scan) if self.scan else None
+            flags |= info.EXTRA if end else info.NO_END
+        return flags
+
+
+def read_jpeg(data: bytes | memoryview) -> JpegHeader:
+    """Walk from the start marker to the first scan. Payloads are stepped over, not copied.
+
+    Junk between segments is passed over, as libjpeg and Pillow do. Time is bounded by the file's length and
+    10,000 segments.
+
+    Raises:
+        DecodeError: the frame is missing, cut, or says something impossible.
+    """
+    size = len(data)
+    position = 2
+    orientation = 0
+    junk = False
+    frame: tuple[int, int, int, int, int] | None = None
+    for _ in range(_MAX_SEGMENTS):
+        if position + 4 > size:
+            break
+        prefix, marker, length = _SEGMENT(data, position)
+        if prefix != 0xFF or marker in (0x00, 0xFF):
+            found = _NEXT_MARKER.search(data, position)
+            if found is None:
+                break
+            junk = junk or prefix != 0xFF or marker == 0
+            position = found.start()
+            continue
+        if marker in _BARE:
+            position += 2
+            continue
+        if marker == _EOI:
+            break
+        if length < 2:
+            raise DecodeError(f"JPEG segment 0x{marker:02x} at byte {position} has the impossible length {length}")
+        if marker == _APP1:
+            if not orientation and data[position + 4 : position + 10] == b"Exif\0\0":
+                orientation = read_orientation(data, position + 10, position + 2 + length)
+        elif marker == _SOS:
+            return _header(frame, orientation, junk, position + 2 + length, data[position + 4 : position + 5])
+        elif marker in _FRAMES:
+            if frame is not None:
+                raise DecodeError(f"JPEG has a second frame header at byte {position}: the file is damaged")
+            if position + 10 > size:
+                break
+            frame = (marker, *_FRAME(data, position + 4))
+        position += 2 + length
+    return _header(frame, orientation, junk, 0, b"")
+
+
+def _header(
+    frame: tuple[int, int, int, int, int] | None,
+    orientation: int,
+    junk: bool,
+    scan: int,
+    in_scan: bytes | memoryview,
+) -> JpegHeader:
+    if frame is None:
+        raise DecodeError("JPEG header has no frame (SOF): the file is cut or damaged before its size is known")
+    marker, precision, height, width, components = frame
+    if components not in _KNOWN_COMPONENTS:
+        raise DecodeError(f"JPEG header says {components} components; 1, 3 or 4 are possible")
+    one_scan = bool(in_scan) and in_scan[0] == components and marker not in _PROGRESSIVE_FRAMES
+    return JpegHeader(width, height, components, precision, marker, orientation, junk, scan, one_scan)

@@ -1,0 +1,143 @@
+"""JPEG through libjpeg-turbo, by way of simplejpeg: the fast path, and a second look at what it refuses.
+
+libjpeg goes on after most damage and leaves gray or garbage behind. So everything is first decoded strictly, where the
+first complaint is an error; only then is it found out whether the complaint was about the picture.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+from packfmt.errors import DecodeError
+from packfmt.images.info import NO_END, check_size
+from packfmt.images.jpeg import JpegHeader, read_jpeg
+
+__all__ = ["MAX_SCANS", "PLAIN_SPACES", "Room", "decode_jpeg", "encode_jpeg", "few_scans", "read_size", "read_unusual"]
+
+Room = Callable[[int, int, int], "NDArray[np.uint8]"]
+
+MAX_SCANS = 500
+_SMALLEST_SCAN = 10  # bytes of a scan's header
+
+# Colour spaces that libjpeg turns into RGB just as Pillow does; CMYK and YCCK need Pillow's own conversion.
+PLAIN_SPACES = frozenset(("YCbCr", "RGB", "Gray"))
+SPACES = {"RGB": "RGB", "L": "GRAY"}
+
+# Complaints of libjpeg that mean that pixels are missing or wrong; all its others leave the picture whole.
+_DAMAGE = re.compile(
+    r"premature end|bad Huffman code|bad arithmetic code|instead of RST|Inconsistent progression", re.IGNORECASE
+)
+_ZEROS = bytes(16)  # at the end of a file that was allocated and not written to its end
+_LOST_RESTART = re.compile(r"extraneous bytes before marker 0xd[0-7]")
+
+# The two calls of the fast path, under the names that the decoder uses.
+decode_jpeg: Callable[..., NDArray[np.uint8]] = simplejpeg.decode_jpeg
+read_size: Callable[..., tuple[int, int, str, str]] = simplejpeg.decode_jpeg_header
+
+
+def few_scans(data: bytes | bytearray | memoryview) -> bool:
+    """Whether a JPEG has at most ``MAX_SCANS`` passes over its pixels.
+
+    A file of ten thousand tiny passes costs seconds to decode. Cheap for the usual file: a short one cannot hold so
+    many, and otherwise counting one byte value gives an upper bound.
+    """
+    if len(data) <= MAX_SCANS * _SMALLEST_SCAN:
+        return True
+    if np.count_nonzero(np.frombuffer(data, np.uint8) == 0xDA) <= MAX_SCANS:
+        return True
+    return bytes(data).count(b"\xff\xda") <= MAX_SCANS
+
+
+def read_unusual(
+    data: bytes | memoryview, mode: str, room: Room, *, fast: bool, partial: bool, max_pixels: int
+) -> tuple[NDArray[np.uint8], str] | None:
+    """Decode a JPEG that the fast path did not take, or say why it cannot be.
+
+    Args:
+        data: the whole file.
+        mode: "RGB" or "L".
+        room: called with height, width and channels for the array to decode into.
+        fast: trade accuracy for speed.
+        partial: give what can be decoded of a damaged file.
+        max_pixels: refuse more.
+
+    Returns:
+        Pixels (H, W, C) and what they are: "RGB", "L", or "CMYK" in Pillow's polarity. None if libjpeg-turbo's simple
+        interface cannot decode such a JPEG, damaged or not, so that Pillow must try.
+
+    Raises:
+        DecodeError: damaged, cut, too large, or of more than 8 bits.
+    """
+    header = read_jpeg(data)
+    check_size(header.width, header.height, max_pixels)
+    if header.precision != 8:
+        raise DecodeError(f"JPEG of {header.precision} bits per sample: only 8 are supported, convert the file first")
+    if not few_scans(data):
+        raise DecodeError(f"JPEG has more than {MAX_SCANS} scans: no camera or program writes such a file")
+    space = "CMYK" if header.components == 4 else SPACES[mode]
+    channels = {"CMYK": 4, "RGB": 3, "GRAY": 1}[space]
+
+    def attempt(content: bytes | memoryview, strict: bool) -> NDArray[np.uint8]:
+        buffer = room(header.height, header.width, channels)
+        return decode_jpeg(content, space, fast, fast, buffer=buffer, strict=strict)
+
+    pixels = _judge(data, header, attempt, partial)
+    if pixels is None:
+        return None
+    if pixels.shape != (header.height, header.width, channels):
+        raise DecodeError(f"JPEG decodes to the shape {pixels.shape}, unlike its header: the file is damaged")
+    if space == "CMYK":
+        np.subtract(255, pixels, out=pixels)  # Adobe stores inverted inks, and Pillow takes every file to be Adobe's
+        return pixels, "CMYK"
+    return pixels, mode
+
+
+def _judge(
+    data: bytes | memoryview,
+    header: JpegHeader,
+    attempt: Callable[[bytes | memoryview, bool], NDArray[np.uint8]],
+    partial: bool,
+) -> NDArray[np.uint8] | None:
+    """Pixels if they are all there (or ``partial``), None if the kind is not supported, DecodeError if damaged."""
+    try:
+        return attempt(data, True)
+    except ValueError as error:
+        complaint = str(error)
+    if partial:
+        return _lenient(data, attempt)
+    if header.flags(data) & NO_END:
+        if header.one_scan and data[-len(_ZEROS) :] != _ZEROS:
+            # With an end marker put on, a complaint is left if the scan itself is cut.
+            try:
+                return attempt(bytes(data) + b"\xff\xd9", True)
+            except ValueError:
+                pass
+        if _lenient(data, attempt) is None:
+            return None
+        raise DecodeError("truncated JPEG: the file ends before its picture does; partial=True decodes what is there")
+    if _DAMAGE.search(complaint) or (_LOST_RESTART.search(complaint) and not header.junk):
+        raise DecodeError(f"damaged JPEG ({complaint}); partial=True decodes what is there")
+    return _lenient(data, attempt)
+
+
+def _lenient(
+    data: bytes | memoryview, attempt: Callable[[bytes | memoryview, bool], NDArray[np.uint8]]
+) -> NDArray[np.uint8] | None:
+    try:
+        return attempt(data, False)
+    except ValueError:
+        return None
+
+
+def encode_jpeg(pixels: NDArray[np.uint8], quality: int, subsampling: str) -> bytes:
+    """JPEG bytes of ``pixels`` (H, W, 1 or 3), C-contiguous uint8."""
+    space = "GRAY" if pixels.shape[2] == 1 else "RGB"
+    encoded: bytes = simplejpeg.encode_jpeg(
+        pixels, quality=quality, colorspace=space, colorsubsampling="Gray" if space == "GRAY" else subsampling
+    )
+    return encoded
