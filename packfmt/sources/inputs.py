@@ -1,0 +1,246 @@
+"""What the archive sources share: naming several shards, telling keys apart, counting what a person should know."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+import re
+import threading
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from packfmt.errors import SourceError
+from packfmt.record import IMAGE_COLUMNS, KEY
+
+__all__ = [
+    "MAX_FOLDERS",
+    "MAX_IMAGE_BYTES",
+    "CountedNotes",
+    "FolderClasses",
+    "SeenKeys",
+    "expand_inputs",
+    "free_name",
+    "is_hidden",
+    "is_image_name",
+    "short_names",
+]
+
+# The most bytes one image may have. Far above any photograph; it keeps a compressed bomb from filling the memory.
+MAX_IMAGE_BYTES = 256 << 20
+MAX_SHARDS = 1_000_000
+MAX_FOLDERS = 1_000_000
+
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".gif", ".webp", ".bmp", ".dib", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif", ".heic"),
+)
+Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def expand_inputs(paths: Inputs) -> list[Path]:
+    """The shard files that ``paths`` names, in order.
+
+    Args:
+        paths: a path, a brace pattern (``x-{000000..000009}.tar``, ``{a,b}.tar``), a glob pattern, or a list of them.
+            A path that exists is taken as it stands, whatever characters it holds. A glob's matches are sorted.
+
+    Raises:
+        FileNotFoundError: a named file does not exist, or a pattern matches nothing.
+        SourceError: no path at all, the same file twice, or a pattern of more than a million names.
+    """
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    found = [path for item in given for path in _expand_one(os.fspath(item))]
+    if not found:
+        raise SourceError("no shard was named; give at least one path")
+    seen: dict[str, Path] = {}
+    for path in found:
+        real = os.path.realpath(path)
+        if real in seen:
+            raise SourceError(f"{path} and {seen[real]} are the same file; name each shard once")
+        seen[real] = path
+    return found
+
+
+def _expand_one(text: str) -> list[Path]:
+    if os.path.exists(text):
+        return [Path(text)]
+    names = list(itertools.islice(_expand_braces(text), MAX_SHARDS + 1))
+    if len(names) > MAX_SHARDS:
+        raise SourceError(f"{text}: the pattern stands for more than {MAX_SHARDS} names")
+    paths: list[Path] = []
+    for name in names:
+        matches = [name] if os.path.exists(name) else sorted(glob.glob(name)) if glob.has_magic(name) else []
+        if not matches:
+            raise FileNotFoundError(2, "no such file" if name == text else f"no such file (from {text})", name)
+        paths.extend(Path(match) for match in matches)
+    return paths
+
+
+def _expand_braces(text: str) -> Iterator[str]:
+    match = re.search(r"\{([^{}]*)\}", text)
+    if match is None:
+        yield text
+        return
+    head, tail = text[: match.start()], text[match.end() :]
+    numbers = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", match[1])
+    middles: Iterable[str]
+    if numbers is not None:
+        width = len(numbers[1]) if numbers[1].startswith("0") else 0
+        middles = (str(n).zfill(width) for n in range(int(numbers[1]), int(numbers[2]) + 1))
+    elif "," in match[1]:
+        middles = match[1].split(",")
+    else:
+        # no pattern: keep the braces, look behind them
+        for rest in _expand_braces(tail):
+            yield head + match[0] + rest
+        return
+    for middle in middles:
+        yield from _expand_braces(head + middle + tail)
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Names that tell the shards apart: relative to the folder they share, "/" between parts."""
+    if len({path.parent for path in paths}) == 1:
+        return [path.name for path in paths]
+    full = [os.path.abspath(path) for path in paths]
+    common = os.path.commonpath(full)
+    return [os.path.relpath(path, common).replace(os.sep, "/") for path in full]
+
+
+def is_image_name(key: str) -> bool:
+    """Whether the name ends as image files do; what the bytes are is for the sniffer to say."""
+    return key.lower().endswith(IMAGE_SUFFIXES)
+
+
+def is_hidden(key: str) -> bool:
+    """Whether a part of the path is hidden, or one of the files and folders that file managers leave behind."""
+    parts = [part for part in key.split("/") if part not in ("", ".", "..")]
+    return any(part.startswith(".") or part == "__MACOSX" for part in parts) or (
+        bool(parts) and parts[-1] in ("Thumbs.db", "desktop.ini")
+    )
+
+
+def free_name(name: str, taken: Iterable[str]) -> str:
+    """``name``, or one made from it where the pack itself or ``taken`` has that name already."""
+    reserved = {column.name for column in IMAGE_COLUMNS} | {KEY, *taken}
+    free = name
+    while free in reserved:
+        free = f"source_{free}"
+    return free
+
+
+class SeenKeys:
+    """Remembers which keys came before and where, in 32 to 64 bytes a key whatever its length. One thread only.
+
+    An open-addressing table of 64-bit hashes. Two different keys share a hash with odds of about 3 in 10,000 at a
+    hundred million keys; they would be reported as duplicates, never merged.
+    """
+
+    def __init__(self) -> None:
+        self._hashes = array("Q", bytes(8 << 10))
+        self._places = array("q", bytes(8 << 10))
+        self._used = 0
+
+    def add(self, key: str, place: int) -> int | None:
+        """Remember ``key`` at ``place``; return the place of its earlier namesake, or None for a new key."""
+        if 2 * self._used >= len(self._hashes):
+            self._grow()
+        value = hash(key) & 0xFFFF_FFFF_FFFF_FFFF or 1
+        slot = self._slot(value)
+        if self._hashes[slot]:
+            return self._places[slot]
+        self._hashes[slot], self._places[slot] = value, place
+        self._used += 1
+        return None
+
+    def _slot(self, value: int) -> int:
+        mask = len(self._hashes) - 1
+        slot = value & mask
+        while self._hashes[slot] not in (0, value):
+            slot = (slot + 1) & mask
+        return slot
+
+    def _grow(self) -> None:
+        hashes, places = self._hashes, self._places
+        self._hashes, self._places = array("Q", bytes(16 * len(hashes))), array("q", bytes(16 * len(hashes)))
+        for value, place in zip(hashes, places, strict=True):
+            if value:
+                slot = self._slot(value)
+                self._hashes[slot], self._places[slot] = value, place
+
+
+class CountedNotes:
+    """Lines of a source's ``notes`` that count something. Thread-safe.
+
+    Args:
+        notes: the list to keep up to date; each kind of note is one line of it.
+    """
+
+    def __init__(self, notes: list[str]) -> None:
+        self._notes = notes
+        self._lines: dict[str, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, text: str, count: int = 1) -> None:
+        """Count ``count`` more of ``text``; the line reads "<total> <text>"."""
+        if not count:
+            return
+        with self._lock:
+            place, total = self._lines.get(text, (len(self._notes), 0))
+            self._lines[text] = (place, total + count)
+            line = f"{total + count} {text}"
+            if place == len(self._notes):
+                self._notes.append(line)
+            else:
+                self._notes[place] = line
+
+    def clear(self) -> None:
+        """Forget all lines, for another iteration; notes written by other hands stay."""
+        with self._lock:
+            places = {place for place, _ in self._lines.values()}
+            self._notes[:] = [line for place, line in enumerate(self._notes) if place not in places]
+            self._lines.clear()
+
+
+def _as_bytes(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
+
+
+class FolderClasses:
+    """Labels from folder names, as in ``cat/1.jpg``: the first level at which the paths part into several folders.
+
+    Images above that level have no class. Names are sorted by their bytes, as ``FolderSource`` sorts them.
+
+    Args:
+        parents: the folders that hold images, "/" between parts, "" for the top.
+        folders: further folders (empty classes), which count where they stand on that level.
+
+    Attributes:
+        names: the class names, sorted; empty where the folders give no classes.
+    """
+
+    def __init__(self, parents: Iterable[str], folders: Iterable[str] = ()) -> None:
+        images = [self._parts(parent) for parent in set(parents)]
+        others = [self._parts(folder) for folder in set(folders)]
+        self.level = 0
+        self.names: tuple[str, ...] = ()
+        for level in range(max(map(len, images), default=0)):
+            deep = [parts for parts in images if len(parts) > level]
+            prefix = deep[0][:level]
+            names = {parts[level] for parts in deep}
+            names |= {parts[level] for parts in others if len(parts) > level and parts[:level] == prefix}
+            if len(names) > 1:
+                self.level, self.names = level, tuple(sorted(names, key=_as_bytes))
+                break
+        self._ids = {name: number for number, name in enumerate(self.names)}
+
+    @staticmethod
+    def _parts(path: str) -> list[str]:
+        return [part for part in path.split("/") if part not in ("", ".")]
+
+    def label(self, key: str) -> int | None:
+        """The class id of the image ``key``, or None where its folder is no class."""
+        parts = self._parts(key)[:-1]
+        return self._ids.get(parts[self.level]) if len(parts) > self.level else None

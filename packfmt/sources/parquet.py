@@ -1,0 +1,297 @@
+"""Parquet files with encoded images in a column, as Hugging Face's ``datasets`` writes them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from packfmt.errors import SourceError
+from packfmt.images.sniff import magic
+from packfmt.record import Column, Record
+from packfmt.sources.base import BadEntry, Source
+from packfmt.sources.inputs import MAX_IMAGE_BYTES, Inputs, SeenKeys, expand_inputs, free_name, short_names
+
+__all__ = ["ParquetSource", "recognise"]
+
+_IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "image_bytes", "bytes")
+_LABEL_NAMES = ("label", "labels", "class", "class_id", "fine_label", "target")
+_KEY_NAMES = ("key", "path", "file_name", "filename")
+_BATCH_BYTES = 16 << 20
+_BATCH_ROWS = 1024
+_PEEKED_ROWS = 64
+_NUMBERS = {"int8": "|i1", "int16": "<i2", "int32": "<i4", "int64": "<i8", "uint8": "|u1", "uint16": "<u2"}
+_NUMBERS |= {"uint32": "<u4", "uint64": "<u8", "halffloat": "<f2", "float": "<f4", "double": "<f8", "bool": "|b1"}
+
+
+def recognise(path: str | os.PathLike[str]) -> str | None:
+    """"parquet" where the (first) file begins and ends as Parquet does; a folder is judged by its first such file."""
+    try:
+        with open(_files(path)[0], "rb") as file:
+            if file.read(4) != b"PAR1":
+                return None
+            file.seek(-4, os.SEEK_END)
+            return "parquet" if file.read(4) == b"PAR1" else None
+    except (OSError, SourceError, ValueError):
+        return None
+
+
+class ParquetSource(Source):
+    """Images in Parquet files.
+
+    The image column is a struct with ``bytes`` (and ``path``), or a binary column with images in it. A row that has
+    only a path is a bad entry: no path is ever opened. ``ClassLabel`` names come from the metadata that Hugging Face
+    stores. Number columns, strings and lists of numbers (ragged) become columns; what is left is in
+    ``describe()["lost"]``.
+
+    Keys are the paths, where every row has one and all differ, else the file's name and the row's number.
+
+    Memory: one batch of about 16 MiB beside what Arrow buffers of a column chunk, and up to 64 bytes a row to compare
+    paths.
+
+    Args:
+        paths: a file, a folder of ``.parquet`` files, a brace or glob pattern, or a list of them.
+        image: the image column, or None to find it.
+        label: the column of class ids, or None to find it.
+
+    Raises:
+        ImportError: pyarrow is not installed; the message has the line that installs it.
+        FileNotFoundError: a file is missing.
+        SourceError: a file is no Parquet file, has another schema than the first, or has no image column.
+    """
+
+    kind = "parquet"
+
+    def __init__(self, paths: Inputs, *, image: str | None = None, label: str | None = None) -> None:
+        super().__init__()
+        self._paths = _files(paths)
+        self._names = short_names(self._paths)
+        self._rows = 0
+        schema = self._check_files()
+        self._image = self._find_image(schema, image)
+        self._struct = _kind(schema.field(self._image).type) == "image"
+        self._lost: list[str] = []
+        self._fields: dict[str, Column] = {}
+        self._key_path = self._find_keys(schema)
+        self._declare(schema, _features(schema.metadata), label)
+
+    def count(self) -> int | None:
+        return self._rows
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | {"shards": len(self._paths), "lost": self._lost}
+
+    def entries(self) -> Iterator[Record | BadEntry]:
+        wanted = [self._image, *self._fields]
+        if self._key_path is not None and "." not in self._key_path and self._key_path not in wanted:
+            wanted.append(self._key_path)
+        for path, name in zip(self._paths, self._names, strict=True):
+            number = 0
+            for batch in self._batches(path, wanted):
+                for row in range(batch.num_rows):
+                    yield self._entry({at: batch.column(at)[row].as_py() for at in wanted}, f"{name}/{number:08d}")
+                    number += 1
+
+    def _entry(self, row: dict[str, Any], fallback: str) -> Record | BadEntry:
+        image = row[self._image]
+        data = image.get("bytes") if self._struct and image is not None else image
+        key = fallback
+        if self._key_path is not None:
+            key = image["path"] if self._key_path not in row else row[self._key_path]
+        columns: dict[str, Any] = {}
+        reason = None
+        for name, column in self._fields.items():
+            value = row[name]
+            if value is None and column.kind == "text":
+                value = ""
+            elif value is None and column.ragged:
+                value = []
+            elif value is None and column.dtype.startswith("<f"):
+                value = float("nan")
+            if value is None or (column.ragged and column.kind == "array" and None in value):
+                reason = f"column {name!r} is null"
+                continue
+            columns[column.name] = value
+        if data is None:
+            path = image.get("path") if isinstance(image, dict) else None
+            reason = f"has only a path ({path!r}), which is not opened" if path else "has no image"
+        elif len(data) > MAX_IMAGE_BYTES:
+            reason, data = f"{len(data)} bytes; at most {MAX_IMAGE_BYTES} are read", None
+        if reason is None:
+            return Record(data, key, columns)
+        return BadEntry(key, reason, data or None, columns if len(columns) == len(self.columns) else None)
+
+    def _check_files(self) -> Any:
+        first = None
+        for path in self._paths:
+            with _open(path) as file:
+                schema = file.schema_arrow
+                if len(set(schema.names)) != len(schema.names):
+                    raise SourceError(f"{path} has two columns of one name: {schema.names}")
+                if first is not None and not schema.equals(first):
+                    raise SourceError(
+                        f"{path} has another schema than {self._paths[0]}: {schema.names} and {first.names}, or "
+                        "other types; "
+                        "convert them one by one"
+                    )
+                first = schema if first is None else first
+                self._rows += file.metadata.num_rows
+        return first
+
+    def _batches(self, path: Path, columns: list[str]) -> Iterator[Any]:
+        arrow = _arrow()
+        with _open(path) as file:
+            facts = file.metadata
+            largest = 1
+            for group in range(facts.num_row_groups):
+                rows = facts.row_group(group)
+                largest = max(largest, rows.total_byte_size // max(rows.num_rows, 1))
+            size = max(1, min(_BATCH_ROWS, _BATCH_BYTES // largest))
+            try:
+                yield from file.iter_batches(batch_size=size, columns=columns, use_threads=False)
+            except (arrow.ArrowException, OSError) as error:
+                raise SourceError(f"{path} cannot be read on: {error}") from error
+
+    def _find_image(self, schema: Any, asked: str | None) -> str:
+        kinds = {field.name: _kind(field.type) for field in schema}
+        if asked is not None:
+            candidates = [asked] if kinds.get(asked) in ("image", "bytes") else []
+        else:
+            order = [*_IMAGE_NAMES, *sorted(kinds)]
+            candidates = [name for name in order if kinds.get(name) == "image"]
+            candidates += [name for name in order if kinds.get(name) == "bytes" and self._has_images(name)]
+        if not candidates:
+            raise SourceError(
+                f"{self._paths[0]}: no column holds encoded images; columns are "
+                f"{', '.join(f'{field.name} ({field.type})' for field in schema)}. Name it with image="
+            )
+        return candidates[0]
+
+    def _has_images(self, name: str) -> bool:
+        for batch in self._batches(self._paths[0], [name]):
+            values = [batch.column(name)[row].as_py() for row in range(min(batch.num_rows, _PEEKED_ROWS))]
+            return any(value is not None and magic(value[:64]) for value in values)
+        return False
+
+    def _declare(self, schema: Any, features: dict[str, Any], label: str | None) -> None:
+        label_name = label if label is not None else _label_name(schema, features)
+        if label is not None and (label not in schema.names or _kind(schema.field(label).type) not in _NUMBERS):
+            raise SourceError(f"{self._paths[0]}: column {label!r} holds no class ids; columns are {schema.names}")
+        if label_name is not None:
+            self._fields[label_name] = Column("label", "<i8")
+            self.classes = _class_names(features.get(label_name))
+        taken = [column.name for column in self._fields.values()]
+        for field in schema:
+            if field.name in (self._image, label_name, self._key_path):
+                continue
+            column = _column(free_name(field.name or "unnamed", taken), _kind(field.type))
+            if column is None:
+                self._lost.append(field.name)
+            else:
+                self._fields[field.name] = column
+                taken.append(column.name)
+        self.columns = tuple(self._fields.values())
+
+    def _find_keys(self, schema: Any) -> str | None:
+        """The column of paths to use as keys, looked through beforehand: a Parquet column can be read alone."""
+        image = schema.field(self._image).type
+        candidates = [name for name in _KEY_NAMES if name in schema.names and _kind(schema.field(name).type) ==
+        "text"]
+        if self._struct and "path" in [image.field(at).name for at in range(image.num_fields)]:
+            candidates.insert(candidates[:1] == ["key"], f"{self._image}.path")
+        return next((name for name in candidates if self._all_differ(name)), None)
+
+    def _all_differ(self, name: str) -> bool:
+        seen = SeenKeys()
+        for path in self._paths:
+            for batch in self._batches(path, [name]):
+                column = batch.column(0)
+                texts = column.field("path") if name not in batch.schema.names else column
+                for text in texts.to_pylist():
+                    if not text:
+                        return False
+                    if seen.add(text, 0) is not None:
+                        self.notes.append(f"{name} names several rows alike; keys are row numbers instead")
+                        return False
+        return True
+
+
+def _files(paths: Inputs) -> list[Path]:
+    if isinstance(paths, (str, os.PathLike)) and os.path.isdir(paths):
+        found = sorted(Path(paths).rglob("*.parquet"))
+        if not found:
+            raise SourceError(f"{os.fspath(paths)} holds no .parquet file")
+        return found
+    return expand_inputs(paths)
+
+
+def _arrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError("reading Parquet needs pyarrow: pip install 'packfmt[parquet]'") from error
+    return pyarrow
+
+
+def _open(path: Path) -> Any:
+    arrow = _arrow()
+    try:
+        # A buffer makes Arrow read column chunks piece by piece, where it would read each whole.
+        return arrow.parquet.ParquetFile(
+            path, buffer_size=1 << 20, pre_buffer=False, memory_map=False, page_checksum_verification=True
+        )
+    except (arrow.ArrowException, OSError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise SourceError(f"{path} is no whole Parquet file ({error})") from error
+
+
+def _kind(arrow_type: Any) -> str:
+    """"image", "bytes", "text", a number's name, "list of <number>", or "other"."""
+    types = _arrow().types
+    if types.is_struct(arrow_type):
+        names = {arrow_type.field(at).name: arrow_type.field(at).type for at in range(arrow_type.num_fields)}
+        return "image" if "bytes" in names and _kind(names["bytes"]) == "bytes" else "other"
+    if types.is_binary(arrow_type) or types.is_large_binary(arrow_type):
+        return "bytes"
+    if types.is_string(arrow_type) or types.is_large_string(arrow_type):
+        return "text"
+    if types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type):
+        inner = _kind(arrow_type.value_type)
+        return f"list of {inner}" if inner in _NUMBERS else "other"
+    name = str(arrow_type)
+    return name if name in _NUMBERS else "other"
+
+
+def _column(name: str, kind: str) -> Column | None:
+    if kind in ("text", "bytes"):
+        return Column(name, "|u1", (None,), "text" if kind == "text" else "bytes")
+    if kind.startswith("list of "):
+        return Column(name, _NUMBERS[kind.removeprefix("list of ")], (None,))
+    return Column(name, _NUMBERS[kind]) if kind in _NUMBERS else None
+
+
+def _features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
+    """What Hugging Face notes of the columns; empty where it is absent or damaged."""
+    try:
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return {}
+    return features if isinstance(features, dict) else {}
+
+
+def _class_names(feature: Any) -> tuple[str, ...]:
+    names = feature.get("names") if isinstance(feature, dict) else None
+    if isinstance(names, dict):
+        names = [names.get(str(number)) for number in range(len(names))]
+    return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
+
+
+def _label_name(schema: Any, features: dict[str, Any]) -> str | None:
+    integers: list[str] = [field.name for field in schema if _kind(field.type).startswith(("int", "uint"))]
+    named = [name for name in integers if _class_names(features.get(name))]
+    usual = [name for name in _LABEL_NAMES if name in integers]
+    return next(iter([name for name in usual if name in named] + named + usual), None)

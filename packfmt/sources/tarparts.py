@@ -1,0 +1,123 @@
+"""The parts that stand beside an image in a WebDataset sample: which column each becomes, and its checked value."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import numpy as np
+
+from packfmt.record import Column
+
+__all__ = ["MAX_PART_BYTES", "PartError", "npy_array", "part_column", "part_limit", "part_value", "split_name"]
+
+MAX_PART_BYTES = 16 << 20  # of a text or JSON part
+_MAX_NUMBER = 64  # bytes of a .cls part
+_MAX_NPY = 64 << 20
+_LIMITS = {"cls": _MAX_NUMBER, "json": MAX_PART_BYTES, "txt": MAX_PART_BYTES, "npy": _MAX_NPY}
+_INTEGER = re.compile(r"[+-]?\d{1,18}")
+
+
+class PartError(ValueError):
+    """A part that is not what its column declares."""
+
+
+def split_name(name: str) -> tuple[str, str, str]:
+    """Cut a member's path as WebDataset does and as file systems do.
+
+    Returns:
+        the path up to the first dot of its last part (the sample), the path up to the last dot (the stem), and the
+        extension after the sample's dot, in lower case: ``a.b/x.left.JPG`` gives ``a.b/x``, ``a.b/x.left``,
+        ``left.jpg``.
+    """
+    folder, slash, base = name.rpartition("/")
+    # A leading dot does not start an extension.
+    shift = len(base) - len(base.lstrip("."))
+    first, last = base.find(".", shift), base.rfind(".")
+    if first < 0:
+        return name, name, ""
+    front = folder + slash
+    return front + base[:first], front + base[:last], base[first + 1 :].lower()
+
+
+def part_limit(extension: str) -> int | None:
+    """The most bytes a part of this extension may have; None for one that becomes no column."""
+    return _LIMITS.get(extension.rpartition(".")[2])
+
+
+def part_column(extension: str, data: bytes) -> Column | None:
+    """The column for parts like this one, or None where its content fits none.
+
+    ``.cls`` becomes ``label`` (int64) where it is an integer, else text; ``.json`` and ``.txt`` text; ``.npy`` an
+    array whose first axis may differ from sample to sample.
+    """
+    kind = extension.rpartition(".")[2]
+    if kind == "cls" and _integer(data) is not None:
+        return Column("label" if extension == "cls" else extension, "<i8")
+    if kind != "npy":
+        return Column(extension, "|u1", (None,), "text")
+    try:
+        array = npy_array(data)
+        return Column(extension, array.dtype.str, (None, *array.shape[1:]) if array.ndim else ())
+    except ValueError:
+        return None
+
+
+def part_value(column: Column, data: bytes) -> Any:
+    """The value of a part in ``column``.
+
+    Raises:
+        PartError: the content does not fit the column.
+    """
+    if column.kind == "text":
+        return data.decode("utf-8", "surrogateescape")
+    if not column.shape and (number := _integer(data)) is not None:
+        return number
+    if not data.startswith(b"\x93NUMPY"):
+        raise PartError(f"{data[:40]!r} is no integer" if not column.shape else "no .npy file")
+    array = npy_array(data)
+    inner = array.shape[1:] if array.ndim else ()
+    expected = column.shape[1:]
+    if array.dtype.str != column.dtype or array.ndim != len(column.shape) or inner != expected:
+        raise PartError(f"an array {array.dtype.str} {array.shape}; the first sample has {column.dtype} {column.shape}")
+    return array
+
+
+def npy_array(data: bytes) -> np.ndarray[Any, Any]:
+    """The array in a .npy file, little-endian. Its size is checked against the bytes there are; objects are refused.
+
+    Raises:
+        PartError: the header is damaged, the content has another size than it declares, or the type holds no plain
+            numbers (an object array is a pickle: it is not loaded).
+    """
+    stream = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+        elif version == (2, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
+        else:
+            raise PartError(f".npy version {version}; 1.0 and 2.0 are read")
+    except PartError:
+        raise
+    except Exception as error:  # numpy's header parser raises many kinds on hostile text
+        raise PartError(f"a damaged .npy header ({error})") from error
+    if dtype.hasobject or dtype.kind not in "biuf":
+        raise PartError(f"a .npy array of type {dtype}, which holds no plain numbers; it is not loaded")
+    count = 1
+    for size in shape:
+        if not isinstance(size, int) or size < 0:
+            raise PartError(f"a .npy array of shape {shape}")
+        count *= size
+    content = memoryview(data)[stream.tell() :]
+    if count * dtype.itemsize != len(content):
+        raise PartError(f"a .npy array {dtype} {shape} needs {count * dtype.itemsize} bytes and has {len(content)}")
+    flat = np.frombuffer(content, dtype).astype(dtype.newbyteorder("<"))
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _integer(data: bytes) -> int | None:
+    text = data.decode("ascii", "replace").strip()
+    return int(text) if _INTEGER.fullmatch(text) else None

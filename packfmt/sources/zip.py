@@ -1,0 +1,145 @@
+"""Zip archives of images: class folders or flat, read as a folder would be."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from packfmt.errors import DecodeError, SourceError
+from packfmt.images.sniff import magic
+from packfmt.record import Column, Record
+from packfmt.sources.base import BadEntry, SkipEntry, Source
+from packfmt.sources.inputs import MAX_IMAGE_BYTES, FolderClasses, is_hidden, is_image_name
+
+__all__ = ["ZipSource", "recognise"]
+
+# Images hardly compress; deflate itself ends at 1,032 to 1. Small members may be anything: they cost little.
+MAX_RATIO = 200
+_FREE_BYTES = 1 << 20
+_DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, OSError, RuntimeError)
+
+
+def recognise(path: str | os.PathLike[str]) -> str | None:
+    """"zip" where the file starts as a zip archive does and ends in its directory; else None."""
+    try:
+        with open(path, "rb") as file:
+            return "zip" if file.read(2) == b"PK" and zipfile.is_zipfile(file) else None
+    except (OSError, ValueError):
+        return None
+
+
+class ZipSource(Source):
+    """Images in a zip archive.
+
+    Names are keys only: none is opened or created as a path. Class folders (``cat/1.jpg``) give ``label``. Hidden
+    members, ``__MACOSX`` and files that are no images are passed over and counted. A member that is encrypted, fails its
+    CRC-32, or unpacks to more than 256 MiB or more than 200 times its packed size is a bad entry.
+
+    ``load`` is thread-safe. Memory: the archive's directory, about half a KiB a member, as the standard library
+    reads it.
+
+    Args:
+        path: the archive.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        SourceError: it is no zip archive, is cut short, or holds two members of one name.
+    """
+
+    kind = "zip"
+    random_access = True
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__()
+        self._path = os.fspath(path)
+        try:
+            self._archive = zipfile.ZipFile(self._path)
+        except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+            raise SourceError(
+                f"{self._path} is no whole zip archive ({error}); its directory stands at the end, so a cut file "
+                "has none"
+            ) from error
+        self._members = [member for member in self._archive.infolist() if not member.is_dir()]
+        self._check_names()
+        keys = [_key(member) for member in self._archive.infolist()]
+        visible = [key for key in keys if not is_hidden(key)]
+        self._folders = FolderClasses(
+            {key.rpartition("/")[0] for key in visible if is_image_name(key)},
+            {key.rstrip("/") for key in visible if key.endswith("/")},
+        )
+        self.classes = self._folders.names
+        if self.classes:
+            self.columns = (Column("label", "<i8"),)
+
+    def entries(self) -> Iterator[zipfile.ZipInfo]:
+        self.skipped.clear()
+        for member in self._members:
+            if is_hidden(_key(member)):
+                self.skipped["hidden or system file"] += 1
+            else:
+                yield member
+
+    def load(self, entry: Any) -> Record:
+        if isinstance(entry, BadEntry):
+            return super().load(entry)
+        member: zipfile.ZipInfo = entry
+        key = _key(member)
+        self._refuse(member, key)
+        data = self._read(member, key)
+        if not is_image_name(key) and not magic(data):
+            raise SkipEntry("not an image")
+        if not self.classes:
+            return Record(data, key)
+        label = self._folders.label(key)
+        if label is None:
+            raise DecodeError("lies beside the class folders and has no class", path=self._path, key=key)
+        return Record(data, key, {"label": label})
+
+    def size(self, entry: Any) -> int:
+        return min(entry.file_size, MAX_IMAGE_BYTES) if isinstance(entry, zipfile.ZipInfo) else 0
+
+    def close(self) -> None:
+        self._archive.close()
+
+    def _check_names(self) -> None:
+        seen: set[str] = set()
+        for member in self._members:
+            key = _key(member)
+            if key in seen:
+                raise SourceError(f"{self._path} holds two members named {key!r}; keys must differ. Repack the archive")
+            seen.add(key)
+
+    def _refuse(self, member: zipfile.ZipInfo, key: str) -> None:
+        reason = None
+        if member.flag_bits & 1:
+            reason = "encrypted; unpack the archive with its password first"
+        elif member.file_size > MAX_IMAGE_BYTES:
+            reason = f"{member.file_size} bytes unpacked; at most {MAX_IMAGE_BYTES} are read"
+        elif member.file_size > max(_FREE_BYTES, MAX_RATIO * member.compress_size):
+            reason = (
+                f"unpacks {member.compress_size} bytes to {member.file_size}; more than {MAX_RATIO} times is refused"
+            )
+        if reason is not None:
+            raise DecodeError(reason, path=self._path, key=key)
+
+    def _read(self, member: zipfile.ZipInfo, key: str) -> bytes:
+        try:
+            with self._archive.open(member) as stream:
+                data = stream.read(member.file_size)
+                stream.read(1)  # reaching the end is what checks the CRC
+        except _DAMAGE as error:
+            raise DecodeError(f"cannot be unpacked: {error}", path=self._path, key=key) from error
+        if len(data) != member.file_size:
+            raise DecodeError(f"{len(data)} bytes; the directory says {member.file_size}", path=self._path, key=key)
+        return data
+
+
+def _key(member: zipfile.ZipInfo) -> str:
+    """The stored name. Without the UTF-8 flag it is taken as the bytes it is, which are UTF-8 in most archives."""
+    if member.flag_bits & 0x800:
+        return member.filename
+    return member.filename.encode("cp437", "surrogateescape").decode("utf-8", "surrogateescape")
