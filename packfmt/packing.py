@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -46,6 +46,7 @@ def pack(
     bad: Bad = "fail",
     shuffle: int | None = None,
     shard_size: int | None = None,
+    backend: Literal["shard", "lmdb"] | None = None,
     force: bool = False,
     follow_links: bool = False,
     labelled: bool = True,
@@ -61,6 +62,7 @@ def pack(
             "skip" leaves them out, "keep" stores the bytes that are there.
         shuffle: a seed; records are stored in random order. None keeps the order of paths.
         shard_size: bytes per shard; None writes one file.
+        backend: "shard" or "lmdb"; None goes by the suffix of ``out``.
         force: replace what is there.
         follow_links: follow symbolic links.
         labelled: False ignores the class folders.
@@ -81,6 +83,7 @@ def pack(
         bad=bad,
         shuffle=shuffle,
         shard_size=shard_size,
+        **({"backend": backend} if backend else {}),
         force=force,
         progress=progress,
     )
@@ -178,7 +181,7 @@ def _ordered(source: Source, seed: int | None) -> Iterator[Any]:
         yield from source.entries()
         return
     if not source.random_access:
-        raise ConvertError(f"a {source.kind} source cannot be shuffled, since it is read in one go: convert it, then the pack")
+        raise ConvertError(f"a {source.kind} source is read in one go: convert it as it is, then shuffle the pack")
     entries = list(source.entries())
     for position in np.random.Generator(np.random.Philox(seed)).permutation(len(entries)).tolist():
         yield entries[position]

@@ -1,0 +1,69 @@
+"""`packfmt pack`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from packfmt.cli.show import Size, print_json, print_table, progress_bar, readable_size
+from packfmt.packing import pack as pack_folder
+from packfmt.reports import Bad, PackReport
+
+__all__ = ["pack", "print_report"]
+
+SHOWN = 20  # bad images that the report lists
+
+
+@click.command()
+@click.argument("images", type=click.Path())
+@click.argument("out", type=click.Path())
+@click.option("--threads", type=click.IntRange(1), help="Files read at a time. [default: all cores, at least 2]")
+@click.option(
+    "--bad",
+    type=click.Choice(["fail", "skip", "keep"]),
+    default="fail",
+    show_default=True,
+    help="Zero-byte, unreadable, broken images: list all and write nothing, leave them out, or store them as they are.",
+)
+@click.option("--shuffle", type=int, metavar="SEED", help="Store records in random order.")
+@click.option("--shard-size", type=Size(), help="Split into shards of this size (512MB, 1GiB) with a manifest.")
+@click.option("--backend", type=click.Choice(["shard", "lmdb"]), help="[default: lmdb for OUT.lmdb, else shard]")
+@click.option("--follow-links", is_flag=True, help="Follow symbolic links.")
+@click.option("--flat", is_flag=True, help="Ignore class folders and store no labels.")
+@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def pack(images: str, out: str, bad: Bad, flat: bool, as_json: bool, **options: Any) -> None:
+    """Pack the folder IMAGES, flat or with one sub-folder per class, into OUT."""
+    with progress_bar("packing") as progress:
+        report = pack_folder(images, out, bad=bad, labelled=not flat, progress=progress, **options)
+    print_report(report, as_json)
+
+
+def print_report(report: PackReport, as_json: bool) -> None:
+    """What a copy did, for a person or a program."""
+    if as_json:
+        print_json(report)
+        return
+    verb = {"skip": "bad, left out", "keep": "bad, kept"}.get(report.bad, "bad")
+    bad = [f"{problem.key}: {problem.reason}" for problem in report.problems[:SHOWN]]
+    if len(report.problems) > SHOWN:
+        bad.append(f"and {len(report.problems) - SHOWN} more (--json lists all)")
+    rate = readable_size(report.bytes / max(report.seconds, 1e-9))
+    print_table(
+        [
+            ("pack", report.path),
+            ("shards", len(report.files) - 1 if len(report.files) > 1 else None),
+            ("images", report.records),
+            ("bytes", f"{report.bytes} ({readable_size(report.bytes)})"),
+            ("classes", report.classes),
+            ("formats", report.formats),
+            ("passed over", report.skipped),
+            (verb, f"{len(report.problems)} images" if report.problems else None),
+            ("", bad),
+            ("EXIF-rotated", report.rotated or None),
+            ("CMYK", report.cmyk or None),
+            ("notes", report.notes),
+            ("time", f"{report.seconds:.2f} s ({rate}/s)"),
+        ]
+    )
