@@ -187,7 +187,7 @@ class TestCutMix:
             shown = torch.stack([(mixed[:, 0] == label).flatten(1).float().mean(1) for label in range(count)], 1)
             assert torch.equal(soft, shown)
             shares.append(float(soft[0, 0]))
-        assert min(shares) < 0.2 < 0.9 < max(shares)
+        assert len(set(shares)) > 50
 
     def test_what_is_replaced_is_a_rectangle_at_the_same_place_of_the_neighbour(self):
         images, labels = batch()
