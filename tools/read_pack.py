@@ -6,6 +6,7 @@ Python (about one megabyte a second), so it is for small packs.
 
     python tools/read_pack.py PACK          list the records and check every byte
     python tools/read_pack.py PACK --json   the same as one JSON object
+    python tools/read_pack.py PACK --hex    every byte, with the name of the part it belongs to
 """
 
 import hashlib
@@ -232,7 +233,8 @@ def read_pack(path):
 
     Returns:
         a dict: ``count``, ``records`` (list of bytes), ``columns`` (name to a list of values), ``classes``,
-        ``metadata``, ``content_id`` (hexadecimal), ``checksums`` and ``described`` (name to dtype, shape and kind).
+        ``metadata``, ``content_id`` (hexadecimal), ``checksums``, ``described`` (name to dtype, shape and kind), and
+        ``parts`` (name, offset, size).
 
     Raises:
         PackError: the file breaks a rule.
@@ -251,6 +253,8 @@ def read_pack(path):
         index[name] = struct.unpack_from(f"<{size // 8}Q", data, at)
     records = read_records(data, count, records_end, index)
     columns = {name: read_column(data, count, name, column, sections) for name, column in described.items()}
+    require(all(columns["key"]), "a key is empty")
+    require(len(set(columns["key"])) == count, "two records have the same key")
     require(xxh3_128(content(data, described, sections)) == content_id, "the content id is not that of the content")
     return {
         "count": count,
@@ -261,7 +265,17 @@ def read_pack(path):
         "content_id": content_id.hex(),
         "checksums": list(index["checksum"]),
         "described": described,
+        "parts": name_parts(len(data), index, sections, (directory_at, directory_size)),
     }
+
+
+def name_parts(file_size, index, sections, directory):
+    """(name, offset, size) of everything in the file, in file order; what is between is padding."""
+    parts = [("header", 0, 64)]
+    records = zip(index["offset"], index["length"], strict=True)
+    parts += [(f"record {i}", at, size) for i, (at, size) in enumerate(records)]
+    parts += sorted(((name, at, size) for name, (at, size, _) in sections.items()), key=lambda part: part[1:])
+    return [*parts, ("directory", *directory), ("trailer", file_size - 96, 96)]
 
 
 def check_header(data):
@@ -449,9 +463,27 @@ def as_json(value):
     return [as_json(item) for item in value] if isinstance(value, list) else value
 
 
+def hex_dump(data, parts):
+    """Lines of up to 16 bytes; a part starts a new line under its name."""
+    lines = []
+    end = 0
+    for name, at, size in [*parts, ("end", len(data), 0)]:
+        if at > end:
+            lines += ["", f"# {at - end} zero bytes of padding at {end:#x}"]
+        if name != "end":
+            lines += ["", f"# {name}: {size} bytes at {at:#x}"]
+        for start in range(at, at + size, 16):
+            row = data[start : min(start + 16, at + size)]
+            shown = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+            lines.append(f"{start:06x}  {row.hex(' '):47}  {shown}")
+        end = at + size
+    return "\n".join(lines[1:])
+
+
 def main(arguments):
-    paths = [argument for argument in arguments if argument != "--json"]
-    if len(paths) != 1:
+    options = {argument for argument in arguments if argument.startswith("--")}
+    paths = [argument for argument in arguments if argument not in options]
+    if len(paths) != 1 or not options <= {"--json", "--hex"}:
         print(__doc__)
         return 2
     try:
@@ -459,17 +491,20 @@ def main(arguments):
     except (PackError, OSError) as error:
         print(f"{paths[0]}: {error}", file=sys.stderr)
         return 1
-    if "--json" in arguments:
+    if "--hex" in options:
+        with open(paths[0], "rb") as file:
+            print(hex_dump(file.read(), pack["parts"]))
+    elif "--json" in options:
         pack["records"] = [{"size": len(r), "sha256": hashlib.sha256(r).hexdigest()} for r in pack["records"]]
         pack["columns"] = {name: as_json(values) for name, values in pack["columns"].items()}
         print(json.dumps(pack, indent=1))
-        return 0
-    print(f"{paths[0]}: whole. {pack['count']} records, content id {pack['content_id']}")
-    for name, column in sorted(pack["described"].items()):
-        print(f"column {name!a}: {column['kind']} {column['dtype']} {column['shape']}")
-    print(f"classes: {pack['classes']!a}\nmetadata: {json.dumps(pack['metadata'])}")
-    for i, (record, key) in enumerate(zip(pack["records"], pack["columns"]["key"], strict=True)):
-        print(f"{i} {key!a} {len(record)} bytes")
+    else:
+        print(f"{paths[0]}: whole. {pack['count']} records, content id {pack['content_id']}")
+        for name, column in sorted(pack["described"].items()):
+            print(f"column {name!a}: {column['kind']} {column['dtype']} {column['shape']}")
+        print(f"classes: {pack['classes']!a}\nmetadata: {json.dumps(pack['metadata'])}")
+        for i, (record, key) in enumerate(zip(pack["records"], pack["columns"]["key"], strict=True)):
+            print(f"{i} {key!a} {len(record)} bytes")
     return 0
 
 
