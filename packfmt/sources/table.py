@@ -16,8 +16,8 @@ from packfmt.sources.rows import Cell, Row, Table
 
 __all__ = ["TableSource", "recognise"]
 
-_KEY_NAMES = ("path", "file_name", "filename", "file", "filepath", "file_path", "image_path", "image", "img")
-_KEY_NAMES = (*_KEY_NAMES, "key", "name")
+_USUAL_KEYS = ("path", "file_name", "filename", "file", "filepath", "file_path", "image_path", "image", "img")
+_KEY_NAMES = (*_USUAL_KEYS, "key", "name")
 _LABEL_NAMES = ("label", "class", "class_id", "category", "target", "class_name", "y")
 _MAX_CLASSES = 1_000_000
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")

@@ -21,7 +21,6 @@ from packfmt.sources.inputs import (
     expand_inputs,
     is_hidden,
     is_image_name,
-    short_names,
 )
 from packfmt.sources.tarparts import part_column, part_limit, part_value, split_name
 from packfmt.sources.tarstream import TarMember, TarStream, is_tar
@@ -87,7 +86,6 @@ class TarSource(Source):
     def __init__(self, paths: Inputs) -> None:
         super().__init__()
         self._paths = expand_inputs(paths)
-        self._names = short_names(self._paths)
         self._folders: FolderClasses | None = None
         self._counted = CountedNotes(self.notes)
         self._parts: dict[str, Column] = {}

@@ -1,0 +1,173 @@
+"""Detection sets in Pascal VOC's XML: ``JPEGImages/x.jpg`` with ``Annotations/x.xml``."""
+
+from __future__ import annotations
+
+import os
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from packfmt.errors import SourceError
+from packfmt.record import Column
+from packfmt.sources.base import BadEntry
+from packfmt.sources.boxes import BOXES, F64, LABELS, Boxed, BoxSource, as_boxes
+from packfmt.sources.inputs import is_hidden, is_image_name
+from packfmt.sources.paths import read_inside
+
+__all__ = ["VocSource"]
+
+IMAGES, ANNOTATIONS = "JPEGImages", "Annotations"
+_MAX_XML = 4 << 20
+_SIDES = ("xmin", "ymin", "xmax", "ymax")
+_DECLARATION = re.compile(r"^\s*<\?xml[^>]*\?>")
+_ENCODING = re.compile(r"""^\s*<\?xml[^>]*\bencoding\s*=\s*["']([A-Za-z0-9._-]+)["']""")
+_ENCODINGS = ("utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1", "latin1", "windows-1252")
+
+
+class XmlError(ValueError):
+    """An annotation that cannot be used; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class VocAnnotation:
+    """What one XML file says: boxes as written, class names, difficult flags, and the image's size (0 if unsaid)."""
+
+    boxes: F64
+    names: list[str]
+    difficult: list[int]
+    width: float
+    height: float
+
+
+class VocSource(BoxSource):
+    """Images and boxes of a Pascal VOC folder.
+
+    An image and its XML file belong together by name; what the XML says of paths is not looked at. Boxes are kept as
+    written: VOC counts pixels from 1 and includes the last, so a tool that wants zero-based edges subtracts 1 from xmin
+    and ymin. Classes are the names that occur, sorted, for which the XML files are read once beforehand. ``difficult``
+    (n,) uint8 is a column too; pose, truncation and parts are lost.
+
+    XML with a document type or entities is refused unparsed, since entities can expand without bound or name files.
+
+    Args:
+        root: the folder that holds ``JPEGImages`` and ``Annotations``.
+
+    Raises:
+        FileNotFoundError: a folder is missing.
+    """
+
+    kind = "voc"
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        super().__init__(root)
+        for name in (IMAGES, ANNOTATIONS):
+            if not os.path.isdir(os.path.join(self.root, name)):
+                raise FileNotFoundError(2, "no such folder; a Pascal VOC set has it", os.path.join(self.root, name))
+        self.columns = (BOXES, LABELS, Column("difficult", "|u1", (None,)))
+        self.lost = ["parts", "pose", "truncated"]
+        names: set[str] = set()
+        for image in self._images():
+            try:
+                annotation = self._read(image)
+            except (XmlError, SourceError):
+                continue  # a bad entry when its turn comes
+            names.update(annotation.names if annotation is not None else ())
+        self.classes = tuple(sorted(names))
+
+    def count(self) -> int | None:
+        return len(self._images())
+
+    def entries(self) -> Iterator[Boxed | BadEntry]:
+        self.counted.clear()
+        self.skipped.clear()
+        images = self._images(counted=True)
+        labels = {name: number for number, name in enumerate(self.classes)}
+        stems = {os.path.splitext(image)[0] for image in images}
+        for name in os.listdir(os.path.join(self.root, ANNOTATIONS)):
+            if name.lower().endswith(".xml") and name[:-4] not in stems:
+                self.counted.add("annotation files belong to no image and are lost")
+        nothing = VocAnnotation(as_boxes([]), [], [], 0, 0)
+        for image in images:
+            key = f"{IMAGES}/{image}"
+            try:
+                annotation = self._read(image) or nothing
+            except (XmlError, SourceError) as error:
+                yield BadEntry(key, f"its annotation: {error}")
+                continue
+            self.count_boxes(annotation.boxes, annotation.width, annotation.height)
+            ids = np.array([labels[name] for name in annotation.names], np.int64)
+            yield Boxed(key, annotation.boxes, ids, {"difficult": np.array(annotation.difficult, np.uint8)})
+
+    def _images(self, *, counted: bool = False) -> list[str]:
+        names = []
+        for name in sorted(os.listdir(os.path.join(self.root, IMAGES)), key=os.fsencode):
+            if is_image_name(name) and not is_hidden(name):
+                names.append(name)
+            elif counted:
+                self.skipped["hidden or system file" if is_hidden(name) else "not an image"] += 1
+        return names
+
+    def _read(self, image: str) -> VocAnnotation | None:
+        path = f"{ANNOTATIONS}/{os.path.splitext(image)[0]}.xml"
+        try:
+            return parse_voc(read_inside(self.root, path, _MAX_XML))
+        except FileNotFoundError:
+            return None
+
+
+def parse_voc(data: bytes) -> VocAnnotation:
+    """Parse one annotation file.
+
+    Raises:
+        XmlError: the bytes are no VOC annotation, or hold a document type or entity declaration.
+    """
+    text = _decode(data)
+    if re.search("<!(?:DOCTYPE|ENTITY)", text, re.IGNORECASE):
+        raise XmlError("it declares a document type or entities, which are refused; remove the declaration")
+    try:
+        # Given as str, so that no declared encoding can hide a declaration from the search above.
+        tree = ET.fromstring(_DECLARATION.sub("", text, count=1))
+    except (ET.ParseError, ValueError) as error:
+        raise XmlError(f"it is no XML ({error})") from error
+    rows, names, difficult = [], [], []
+    for item in tree.iter("object"):
+        name = (item.findtext("name") or "").strip()
+        box = item.find("bndbox")
+        if not name or box is None:
+            raise XmlError("an object has no name or no bndbox")
+        xmin, ymin, xmax, ymax = (_side(box, side) for side in _SIDES)
+        rows.append((xmin, ymin, xmax, ymax))
+        names.append(name)
+        difficult.append(int((item.findtext("difficult") or "0").strip() == "1"))
+    return VocAnnotation(as_boxes(rows), names, difficult, _size(tree, "width"), _size(tree, "height"))
+
+
+def _decode(data: bytes) -> str:
+    head = data[:256].decode("ascii", "replace").lstrip("\ufffd")
+    match = _ENCODING.match(head)
+    encoding = match[1].lower() if match is not None else "utf-8"
+    if encoding not in _ENCODINGS or b"\0" in data:
+        raise XmlError(f"its encoding {encoding!r} is not one of {', '.join(_ENCODINGS)}; save it as UTF-8")
+    try:
+        return data.decode("utf-8-sig" if encoding in ("utf-8", "utf8") else encoding).lstrip()
+    except UnicodeDecodeError as error:
+        raise XmlError(f"its bytes are not the {encoding} that it declares ({error.reason})") from error
+
+
+def _side(box: ET.Element, name: str) -> float:
+    text = (box.findtext(name) or "").strip()
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not abs(value) < 1e9:
+        raise XmlError(f"{name} is {text[:40]!r}, not a number")
+    return value
+
+
+def _size(tree: ET.Element, name: str) -> float:
+    text = (tree.findtext(f"size/{name}") or "").strip()
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0.0

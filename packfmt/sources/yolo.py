@@ -1,0 +1,169 @@
+"""Detection sets in YOLO's text files: one line "class cx cy width height" a box, in fractions of the image."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from packfmt.errors import SourceError
+from packfmt.sources.base import BadEntry
+from packfmt.sources.boxes import Boxed, BoxSource, as_boxes
+from packfmt.sources.inputs import is_hidden, is_image_name
+from packfmt.sources.paths import read_inside
+
+__all__ = ["YoloSource", "parse_yolo", "yaml_names"]
+
+_MAX_TEXT = 4 << 20
+_NAME_FILES = ("classes.txt", "obj.names", "labels/classes.txt", "data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
+_MAX_CLASS = 1_000_000
+
+
+class YoloSource(BoxSource):
+    """Images and boxes of a YOLO folder.
+
+    An image's labels are in the file of its name in ``labels`` where the path has ``images`` (``train/images/x.jpg`` or
+    ``images/train/x.jpg``), else beside it. Boxes become pixels of the stored image. A line of more than five numbers
+    is a polygon (its bounding box is kept) or, with six, has a confidence (lost); both are noted. Class names come
+    from classes.txt, obj.names or data.yaml in the root; paths in these files are not followed.
+
+    Args:
+        root: the folder that holds images and labels.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        SourceError: the file of class names cannot be read.
+    """
+
+    kind = "yolo"
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        super().__init__(root)
+        self.classes = self._read_classes()
+
+    def entries(self) -> Iterator[Boxed | BadEntry]:
+        self.counted.clear()
+        self.skipped.clear()
+        for folder, folders, files in os.walk(self.root):
+            folders[:] = sorted((name for name in folders if not is_hidden(name)), key=os.fsencode)
+            here = os.path.relpath(folder, self.root).replace(os.sep, "/")
+            prefix = "" if here == "." else here + "/"
+            images = [name for name in sorted(files, key=os.fsencode) if is_image_name(name) and not is_hidden(name)]
+            for name in images:
+                yield self._entry(prefix + name)
+            self._count_orphans(prefix, {os.path.splitext(name)[0] for name in images})
+
+    def _entry(self, key: str) -> Boxed | BadEntry:
+        lines: list[list[float]] = []
+        try:
+            lines = parse_yolo(read_inside(self.root, _label_path(key), _MAX_TEXT))
+        except FileNotFoundError:
+            pass  # an image without boxes
+        except (SourceError, ValueError) as error:
+            return BadEntry(key, f"its labels: {error}")
+        too_high = [int(line[0]) for line in lines if self.classes and line[0] >= len(self.classes)]
+        if too_high:
+            return BadEntry(key, f"its labels: class {too_high[0]} of {len(self.classes)} named classes (from 0)")
+        rows = [_corners(line) for line in lines]
+        self.counted.add("polygons were reduced to their bounding boxes", sum(len(line) > 6 for line in lines))
+        self.counted.add("confidences beside boxes are lost", sum(len(line) == 6 for line in lines))
+        boxes = as_boxes(rows)
+        self.count_boxes(boxes, 1 + 1e-6, 1 + 1e-6)  # fractions written with six digits may sum to a hair above 1
+        return Boxed(key, boxes, np.array([int(line[0]) for line in lines], np.int64), relative=True)
+
+    def _count_orphans(self, prefix: str, stems: set[str]) -> None:
+        place = os.path.dirname(os.path.join(self.root, _label_path(prefix + "x.jpg")))
+        try:
+            names = os.listdir(place)
+        except OSError:
+            return
+        if stems:
+            orphans = [name for name in names if name.endswith(".txt") and name[:-4] not in stems | {"classes"}]
+            self.counted.add("label files belong to no image and are lost", len(orphans))
+
+    def _read_classes(self) -> tuple[str, ...]:
+        for name in _NAME_FILES:
+            try:
+                text = read_inside(self.root, name, _MAX_TEXT).decode("utf-8-sig")
+            except FileNotFoundError:
+                continue
+            except UnicodeDecodeError as error:
+                raise SourceError(f"{os.path.join(self.root, name)} is not UTF-8 ({error.reason})") from error
+            if name.endswith(("yaml", "yml")):
+                names = yaml_names(text)
+                if not names:
+                    self.notes.append(f"{name} has no list of names that was understood; classes have numbers only")
+                return names
+            return tuple(line.strip() for line in text.splitlines() if line.strip())
+        return ()
+
+
+def parse_yolo(data: bytes) -> list[list[float]]:
+    """The lines of a label file: class, then fractions: centre and size, or a polygon's points.
+
+    Raises:
+        ValueError: a line is none of these; the message has its number.
+    """
+    lines = []
+    for number, line in enumerate(data.decode("utf-8-sig", "replace").splitlines(), 1):
+        cells = line.split()
+        if not cells:
+            continue
+        try:
+            values = [float(cell) for cell in cells]
+        except ValueError:
+            raise ValueError(f"line {number} holds {line[:60]!r}, not numbers") from None
+        if not all(abs(value) < 1e6 for value in values) or not 0 <= values[0] < _MAX_CLASS or values[0] % 1:
+            raise ValueError(f"line {number}: {line[:60]!r} does not start with a class id, or holds no fractions")
+        if len(values) not in (5, 6) and (len(values) < 7 or len(values) % 2 == 0):
+            raise ValueError(f"line {number} holds {len(values)} numbers; a box has 5, a polygon an odd number from 7")
+        lines.append(values)
+    return lines
+
+
+def yaml_names(text: str) -> tuple[str, ...]:
+    """The entry ``names`` of a data.yaml: ``[a, b]``, a list of ``- a``, or a map of ``0: a``; else empty.
+
+    Only these three forms, which YOLO's tools write, are understood: a YAML reader is not worth a dependency.
+    """
+    match = re.search(r"^names\s*:[ \t]*(.*)$", text, re.MULTILINE)
+    if match is None:
+        return ()
+    first, rest = match[1].split(" #")[0].strip(), text[match.end() :]
+    if first.startswith("["):
+        inside, closed, _ = (first[1:] + rest).partition("]")
+        return tuple(_unquote(name) for name in inside.split(",") if name.strip()) if closed else ()
+    names: dict[int, str] = {}
+    for line in rest.splitlines():
+        bare = line.split(" #")[0].rstrip()
+        item = re.fullmatch(r"\s*-\s+(.+)", bare) or re.fullmatch(r"\s+(\d{1,6})\s*:\s*(.+)", bare)
+        if item is not None:
+            numbered = len(item.groups()) == 2
+            names[int(item[1]) if numbered else len(names)] = _unquote(item[2] if numbered else item[1])
+        elif bare.strip():
+            break
+    return tuple(names[number] for number in sorted(names)) if sorted(names) == list(range(len(names))) else ()
+
+
+def _unquote(text: str) -> str:
+    text = text.strip()
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+
+
+def _label_path(key: str) -> str:
+    parts = key.split("/")
+    for place in range(len(parts) - 2, -1, -1):
+        if parts[place] == "images":
+            parts[place] = "labels"
+            break
+    return os.path.splitext("/".join(parts))[0] + ".txt"
+
+
+def _corners(line: list[float]) -> tuple[float, float, float, float]:
+    if len(line) > 6:
+        xs, ys = line[1::2], line[2::2]
+        return min(xs), min(ys), max(xs), max(ys)
+    x, y, width, height = line[1:5]
+    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
