@@ -2,7 +2,7 @@
 
 This is a second reader, written from the specification and sharing no code with the package: tests compare the two, and
 a person who has lost packfmt but kept this file still has the images. It reads the file whole and hashes in plain
-Python (about one megabyte a second), so it is for small packs.
+Python (ten megabytes a second or so), so it is for small packs.
 
     python tools/read_pack.py PACK          list the records and check every byte
     python tools/read_pack.py PACK --json   the same as one JSON object
