@@ -1,0 +1,74 @@
+"""Reading parts of input files by offset, from many threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+
+from packfmt.errors import SourceError
+
+__all__ = ["InputFiles"]
+
+_KEPT_OPEN = 64
+
+
+class InputFiles:
+    """A fixed list of files. Thread-safe, but for ``close``.
+
+    Args:
+        paths: the files; they need not exist before they are read. The first ones stay open once they were read.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = tuple(paths)
+        self._sizes: dict[int, int] = {}
+        self._open: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def holds(self, file: object, offset: object, size: object) -> bool:
+        """Whether the file has that many bytes there, or had when it was first asked about."""
+        if not (isinstance(file, int) and isinstance(offset, int) and isinstance(size, int)):
+            return False
+        if not 0 <= file < len(self._paths):
+            return False
+        if file not in self._sizes:
+            self._sizes[file] = os.path.getsize(self._paths[file])
+        return offset >= 0 and size >= 0 and offset + size <= self._sizes[file]
+
+    def read(self, file: int, offset: int, size: int) -> bytes:
+        """The bytes of one part, which ``holds`` was asked about.
+
+        Raises:
+            OSError: the file cannot be read.
+            SourceError: it has become shorter.
+        """
+        descriptor = self._descriptor(file)
+        try:
+            data = os.pread(descriptor, size, offset)
+            while len(data) < size and (more := os.pread(descriptor, size - len(data), offset + len(data))):
+                data += more
+        finally:
+            if file >= _KEPT_OPEN:
+                os.close(descriptor)
+        if len(data) != size:
+            raise SourceError(f"{self._paths[file]}: became shorter while it was read; begin again")
+        return data
+
+    def close(self) -> None:
+        """Close the files; a later read opens them again."""
+        with self._lock:
+            descriptors, self._open = list(self._open.values()), {}
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _descriptor(self, file: int) -> int:
+        if file >= _KEPT_OPEN:
+            return os.open(self._paths[file], os.O_RDONLY)
+        with self._lock:
+            if file not in self._open:
+                descriptor = os.open(self._paths[file], os.O_RDONLY)
+                if hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+                self._open[file] = descriptor
+            return self._open[file]

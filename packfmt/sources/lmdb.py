@@ -1,0 +1,148 @@
+"""LMDB databases of images as other projects write them. packfmt's own are read by ``packfmt.open``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from packfmt.errors import SourceError
+from packfmt.sources.isolated_source import IsolatedSource
+from packfmt.sources.values import what_is
+
+__all__ = ["LMDBSource", "recognise"]
+
+# The first page is a meta page: a page header, then this number. The header is 16 bytes where pointers have 64 bits.
+_MAGIC = (0xBEEFC0DE).to_bytes(4, "little")
+_HEADER, _NARROW_HEADER = 16, 12
+_DATA_FILE = "data.mdb"
+_SUFFIXES = (".mdb", ".lmdb")
+_MAX_ENVIRONMENTS = 10_000
+_MEMORY = 1 << 30  # bytes of address space for the child, besides the mapped file
+
+
+def recognise(path: str | os.PathLike[str]) -> str | None:
+    """"lmdb" where ``path`` is an LMDB data file, or a folder with one at any depth; else None.
+
+    Tells by content; a pointer or an error page under an LMDB name counts as one, so that opening it can say so.
+    """
+    try:
+        found = _data_files(os.fspath(path), limit=1)
+    except OSError:
+        return None
+    if not found:
+        return None
+    head = _head(found[0])
+    named = os.path.basename(found[0]) == _DATA_FILE or found[0].endswith(_SUFFIXES)
+    stranger = named and what_is(head).startswith(("a Git LFS", "an HTML", "gzip"))
+    return "lmdb" if _MAGIC in (head[16:20], head[12:16]) or stranger else None
+
+
+class LMDBSource(IsolatedSource):
+    """Images of one or many LMDB environments, in any of the layouts that are told apart by keys and first bytes.
+
+    The environments are opened read-only, without locks, in a child process; no value is unpickled and no key is used
+    as a path. Values that are image files are kept byte for byte.
+
+    Args:
+        path: an environment's folder, its data file, or a folder of such folders, whose relative paths then start the
+            keys. All of them must have one layout.
+        which: of TextZoom's two images per sample, "hr" or "lr".
+        resolution: of a database that keeps several (StyleGAN2), the one to read; default the largest.
+        raw_rgb: read values that are no image files as square raw RGB pixels (NVAE).
+        carve: cut JPEGs out of ``pyarrow.serialize`` values; labels are lost.
+        database: the named database to read; default all of them, where there are any.
+        encode: "png" or "jpeg:QUALITY", for raw pixels.
+        timeout: seconds without a record after which reading ends with an error.
+
+    Raises:
+        FileNotFoundError: there is no such path, or no environment in it.
+        SourceError: no LMDB file, an empty or damaged one, or a layout that holds no images or cannot be read safely.
+    """
+
+    kind = "lmdb"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        which: str = "hr",
+        resolution: int | None = None,
+        raw_rgb: bool = False,
+        carve: bool = False,
+        database: str | None = None,
+        encode: str = "png",
+        timeout: float = 60.0,
+    ) -> None:
+        if which not in ("hr", "lr"):
+            raise ValueError(f"which {which!r} is not 'hr' or 'lr'")
+        root = os.fspath(path)
+        files = _data_files(root, limit=_MAX_ENVIRONMENTS + 1)
+        if not files:
+            raise FileNotFoundError(2, f"no LMDB environment (a folder with {_DATA_FILE}, or a data file)", root)
+        if len(files) > _MAX_ENVIRONMENTS:
+            raise SourceError(f"{root}: more than {_MAX_ENVIRONMENTS} LMDB environments; convert parts of it")
+        for file in files:
+            _check_head(file)
+        options: dict[str, Any] = {"which": which, "resolution": resolution, "raw_rgb": raw_rgb}
+        options.update(carve=carve, database=database)
+        environments = [(os.path.abspath(file), _prefix(root, file, len(files))) for file in files]
+        super().__init__(
+            "lmdb",
+            {"environments": environments, "options": options},
+            path=root,
+            memory=_MEMORY + max(os.path.getsize(file) for file in files),
+            timeout=timeout,
+            encode=encode,
+            files=[file for file, _ in environments],
+            check=carve,
+        )
+
+
+def _data_files(path: str, limit: int) -> list[str]:
+    """The data files that a path stands for, at most ``limit``, sorted by their folders."""
+    if not os.path.isdir(path):
+        return [path] if os.path.isfile(path) else []
+    direct = os.path.join(path, _DATA_FILE)
+    if os.path.isfile(direct):
+        return [direct]
+    found: list[str] = []
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        lone = sorted(name for name in names if name.endswith(_SUFFIXES) and not name.startswith((".", "lock.mdb")))
+        chosen = [_DATA_FILE] if _DATA_FILE in names else lone
+        found += [file for name in chosen if os.path.isfile(file := os.path.join(folder, name))]
+        if len(found) >= limit:
+            break
+    return found[:limit]
+
+
+def _prefix(root: str, file: str, count: int) -> str:
+    """What starts the keys of one environment among many: its path below the root."""
+    if count == 1:
+        return ""
+    place = Path(file).parent if os.path.basename(file) == _DATA_FILE else Path(file)
+    return place.relative_to(root).as_posix() + "/"
+
+
+def _head(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(512)
+    except OSError:
+        return b""
+
+
+def _check_head(path: str) -> None:
+    with open(path, "rb") as file:
+        head = file.read(512)
+    if head[_HEADER : _HEADER + 4] == _MAGIC:
+        return
+    if head[_NARROW_HEADER : _NARROW_HEADER + 4] == _MAGIC:
+        raise SourceError(
+            f"{path}: an LMDB file of a 32-bit program, which 64-bit ones cannot read; copy it there with mdb_dump and "
+            "load it here with mdb_load"
+        )
+    if _MAGIC[::-1] in (head[_HEADER : _HEADER + 4], head[_NARROW_HEADER : _NARROW_HEADER + 4]):
+        raise SourceError(f"{path}: an LMDB file of a big-endian machine; mdb_dump it there and mdb_load it here")
+    raise SourceError(f"{path}: no LMDB data file but {what_is(head)}")

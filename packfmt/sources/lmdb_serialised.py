@@ -1,0 +1,242 @@
+"""Layouts of image databases whose values are serialised objects or raw pixels. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from packfmt.errors import SourceError
+from packfmt.sources.datum import bgr_planes_to_rgb, read_datum
+from packfmt.sources.frames import Item
+from packfmt.sources.lmdb_layouts import META_KEYS, ColumnSpec, Layout, key_text, numbered, plain_int
+from packfmt.sources.lmdb_table import Entry, Table
+from packfmt.sources.msgpack import MsgpackError, read_msgpack
+from packfmt.sources.pickles import PickleError, read_pickle
+from packfmt.sources.values import Sample, ValueFault, image_kind, opaque_names, sample_of
+
+__all__ = ["CaffeDatum", "Carved", "RawSquares", "Serialised"]
+
+_PROBES = 16
+
+
+def read_value(kind: str, value: bytes | memoryview) -> Any:
+    """The plain values in a pickle or a MessagePack message.
+
+    Raises:
+        ValueFault: it is damaged.
+    """
+    try:
+        return read_pickle(bytes(value)) if kind == "pickle" else read_msgpack(value)
+    except (PickleError, MsgpackError) as error:
+        raise ValueFault(str(error)) from error
+
+
+class Serialised(Layout):
+    """(image, label) as a pickle or a MessagePack message: folder2lmdb and its copies, TableMaster, tensorpack."""
+
+    def __init__(self, table: Table, kind: str, probes: list[Entry]) -> None:
+        super().__init__(table)
+        self._kind = kind
+        self._padded = all(re.fullmatch(rb"\d{8,}", key) for key, _ in probes)
+        samples = [sample for _, value in probes[:_PROBES] if (sample := self._try(value)) is not None]
+        if not samples:
+            raise self._refusal(probes)
+        self.name = f"tensorpack {kind}" if self._padded else f"folder2lmdb {kind}"
+        self._named = all(sample.names for sample in samples)
+        self._label = _label_column([sample.label for sample in samples])
+        self._set_columns(table)
+
+    def _set_columns(self, table: Table) -> None:
+        if self._label is not None:
+            self.columns.append(self._label)
+        if self._named:
+            self.name = f"TableMaster {self._kind}"
+            self.columns.append(("name", "|u1", (None,), "text"))
+        if self._label is None:
+            self.notes.append("the values hold no label that can be read; only the images are kept")
+
+    def _try(self, value: memoryview) -> Sample | None:
+        try:
+            return sample_of(read_value(self._kind, value))
+        except ValueFault:
+            return None
+
+    def _refusal(self, probes: list[Entry]) -> SourceError:
+        reason, names = "", ""
+        try:
+            whole = read_value(self._kind, probes[0][1])
+            names = ", ".join(dict.fromkeys(opaque_names(whole)))
+            sample_of(whole)
+        except ValueFault as fault:
+            reason = str(fault)
+        if "PIL." in names:
+            return SourceError(
+                "the values are pickled PIL images: reading them would run code. Where the database is your own, "
+                "unpickle it there, save each image to a file, and pack the folder"
+            )
+        if "CodeRow" in names:
+            return SourceError("the values are pickled VQ-VAE-2 code rows, no images; pack the images they came from")
+        made = f"; they name code ({names}), which is never run" if names else ""
+        return SourceError(f"the {self._kind} values hold no image ({reason}){made}")
+
+    def count(self) -> int | None:
+        """The entries that are no facts about the whole set."""
+        return self.table.entries - sum(self.table.get(key) is not None for key in META_KEYS)
+
+    def items(self) -> Iterator[Item]:
+        """Records in the numbers' order."""
+        named: set[str] = set()
+        for key, value in self.table.scan() if self._padded else numbered(self.table):
+            if key in META_KEYS:
+                continue
+            self.found += 1
+            try:
+                whole = bytes(value)
+                sample = sample_of(read_value(self._kind, whole))
+                named.update(sample.opaque[:8] if len(named) < 32 else ())
+                # A view into the value itself, where the image lies there in one piece, need not be sent.
+                start = whole.find(sample.image)
+                image = value[start : start + len(sample.image)] if start >= 0 else memoryview(sample.image)
+                place = self.table.offset(image) if start >= 0 else None
+                yield Item(key_text(key), image, self._row(sample), offset=place)
+            except ValueFault as fault:
+                yield Item(key_text(key), value, fault=str(fault))
+        if named:
+            self.notes.append(f"values name code, which was not run and is not kept: {', '.join(sorted(named))[:500]}")
+        self._note_index()
+
+    def _row(self, sample: Sample) -> tuple[Any, ...]:
+        row: list[Any] = []
+        if self._label is not None:
+            if not _fits(sample.label, self._label):
+                raise ValueFault(f"label {str(sample.label)[:60]!r} is of another kind than the first records'")
+            row.append(sample.label)
+        if self._named:
+            row.append(sample.names[0] if sample.names else "")
+        return tuple(row)
+
+    def _note_index(self) -> None:
+        key = b"__keys__" if self._padded else b"__len__"
+        value = self.table.get(key)
+        stated: Any = self.found
+        if value is not None:
+            try:
+                stated = read_value(self._kind, value)
+                stated = len(stated) if isinstance(stated, list) else stated
+            except ValueFault:
+                stated = plain_int(value)
+        self.note_count(key, stated if isinstance(stated, int) else None, "records")
+
+
+def _label_column(labels: list[Any]) -> ColumnSpec | None:
+    """The column that holds all these labels, or None where some record has none."""
+    if not labels or any(label is None for label in labels):
+        return None
+    if all(isinstance(label, str) for label in labels):
+        return ("label", "|u1", (None,), "text")
+    if all(isinstance(label, int) for label in labels):
+        return ("label", "<i8", (), "array")
+    if all(isinstance(label, int | float) for label in labels):
+        return ("label", "<f8", (), "array")
+    widths = {len(label) if isinstance(label, list) else 0 for label in labels}
+    if widths == {0} or 0 in widths:
+        return None
+    flat = [number for label in labels for number in label]
+    dtype = "<i8" if all(isinstance(number, int) for number in flat) else "<f8"
+    return ("label", dtype, (widths.pop(),) if len(widths) == 1 else (None,), "array")
+
+
+def _fits(label: Any, column: ColumnSpec) -> bool:
+    _, dtype, shape, kind = column
+    number: Callable[[Any], bool] = (
+        (lambda one: isinstance(one, int) and -(2**63) <= one < 2**63)
+        if dtype == "<i8"
+        else (lambda one: isinstance(one, int | float))
+    )
+    if kind == "text":
+        return isinstance(label, str)
+    if shape == ():
+        return number(label)
+    return isinstance(label, list) and shape[0] in (None, len(label)) and all(number(one) for one in label)
+
+
+class Carved(Layout):
+    """``pyarrow.serialize`` values, whose reader pyarrow dropped: the JPEG is cut out between its markers."""
+
+    name = "pyarrow.serialize, carved"
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table)
+        self.notes.append("images were carved from pyarrow.serialize values and decoded to check them; labels are lost")
+
+    def items(self) -> Iterator[Item]:
+        """What lies between the first start and the last end marker of each value."""
+        for key, value in numbered(self.table):
+            if key in META_KEYS:
+                continue
+            data = bytes(value)
+            start, end = data.find(b"\xff\xd8\xff"), data.rfind(b"\xff\xd9")
+            if 0 <= start < end:
+                yield Item(key_text(key), memoryview(data)[start : end + 2])
+            else:
+                yield Item(key_text(key), value, fault="no JPEG to carve out of it")
+
+
+class CaffeDatum(Layout):
+    """Caffe's ``Datum``: an encoded image, or raw pixels that become PNG."""
+
+    name = "Caffe Datum"
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table)
+        self.columns.append(("label", "<i8", (), "array"))
+
+    def count(self) -> int | None:
+        """One record per entry."""
+        return self.table.entries
+
+    def items(self) -> Iterator[Item]:
+        """Records in key order, which starts with the number."""
+        raw = 0
+        for key, value in self.table.scan():
+            try:
+                datum = read_datum(value)
+                if datum.floats:
+                    raise ValueFault("a Datum of floats, no image")
+                if datum.encoded:
+                    yield self.item(key, memoryview(datum.data), (datum.label,))
+                    continue
+                pixels, shape = bgr_planes_to_rgb(datum)
+                raw += 1
+                yield Item(key_text(key), pixels, (datum.label,), shape)
+            except ValueFault as fault:
+                yield Item(key_text(key), value, fault=str(fault))
+        if raw:
+            self.notes.append(f"{raw} images were raw BGR planes; they are stored as RGB")
+
+
+class RawSquares(Layout):
+    """NVAE: numbers as keys, raw square RGB pixels as values. Nothing in the file says so, so it must be asked for."""
+
+    name = "raw RGB squares"
+
+    def items(self) -> Iterator[Item]:
+        """Records in the numbers' order."""
+        for key, value in numbered(self.table):
+            if key in META_KEYS:
+                continue
+            side = square_side(len(value))
+            if image_kind(value) is not None:
+                yield self.item(key, value)
+            elif side is None:
+                yield Item(key_text(key), value, fault=f"{len(value)} bytes are no square of RGB pixels")
+            else:
+                yield Item(key_text(key), value, shape=(side, side, 3))
+
+
+def square_side(size: int) -> int | None:
+    """The side of a square RGB image of ``size`` raw bytes, or None."""
+    side = math.isqrt(size // 3)
+    return side if side > 0 and side * side * 3 == size else None

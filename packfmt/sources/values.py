@@ -1,0 +1,203 @@
+"""From the values that foreign databases hold to the bytes of an image and its label."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from packfmt.images.sniff import FORMATS, magic
+from packfmt.sources.pickles import Array, Opaque
+
+__all__ = [
+    "Sample",
+    "ValueFault",
+    "image_kind",
+    "is_side_text",
+    "label_of",
+    "numbers",
+    "opaque_names",
+    "sample_of",
+    "what_is",
+]
+
+_DTYPE = re.compile(r"[<>|=]?[biuf][1248]")
+_PIXELS = ("b1", "u1", "i1")
+
+
+class ValueFault(ValueError):
+    """A value that cannot be read as its layout asks; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one value of a serialised layout holds.
+
+    Args:
+        image: the encoded image.
+        label: an int, a float, a text, a list of numbers, or None.
+        names: further short texts beside the image, as a file name.
+        opaque: names of what only running code could have made.
+    """
+
+    image: bytes
+    label: int | float | str | list[Any] | None = None
+    names: list[str] = field(default_factory=list)
+    opaque: list[str] = field(default_factory=list)
+
+
+def image_kind(data: bytes | memoryview) -> str | None:
+    """The image format that the first bytes show, or None."""
+    code = magic(data)
+    return FORMATS[code] if code else None
+
+
+def what_is(data: bytes | memoryview) -> str:
+    """What bytes that are no image look like, for a message."""
+    head = bytes(data[:512])
+    if not head:
+        return "empty"
+    if head.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer, not the file (fetch it with `git lfs pull`)"
+    if re.match(rb"\s*<(!doctype|html|\?xml)", head, re.IGNORECASE):
+        return "an HTML or XML page, probably a failed download"
+    if head.startswith(b"\x1f\x8b"):
+        return "gzip-compressed (decompress it with `gunzip`)"
+    if head.startswith(b"\x04\x22\x4d\x18"):
+        return "lz4-compressed"
+    if head.startswith(b"PK\x03\x04"):
+        return "a zip or npz archive"
+    if head.startswith(b"\x93NUMPY"):
+        return "a .npy array"
+    if head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5":
+        return "a pickle"
+    text = head[:40].decode("ascii", "replace")
+    return f"text ({text[:30]!r})" if text.isprintable() and "\ufffd" not in text else f"bytes {head[:8].hex(' ')}"
+
+
+def is_side_text(data: bytes | memoryview) -> bool:
+    """Whether bytes are a text that belongs beside images, as JSON, and no page saved in an image's place."""
+    head = bytes(data[:256])
+    if magic(head) or not head.strip() or any(byte < 32 and byte not in b"\t\r\n" for byte in head):
+        return False
+    try:
+        head[:250].decode("utf-8", "strict" if len(head) < 250 else "ignore")
+    except UnicodeDecodeError:
+        return False
+    return not what_is(data).startswith(("an HTML", "a Git LFS"))
+
+
+def numbers(array: Array) -> Any:
+    """The numpy array, of plain numbers only.
+
+    Raises:
+        ValueFault: another element type, or sizes that do not add up.
+    """
+    if not _DTYPE.fullmatch(array.dtype):
+        raise ValueFault(f"an array of type {array.dtype!r}; plain numbers are read")
+    try:
+        dtype = np.dtype(array.dtype)
+    except TypeError as error:
+        raise ValueFault(f"an array of unknown type {array.dtype!r}") from error
+    elements = 1
+    for size in array.shape:
+        elements *= size
+    if elements * dtype.itemsize != len(array.data):
+        raise ValueFault(f"an array of shape {array.shape}, type {array.dtype} and {len(array.data)} bytes")
+    return np.frombuffer(array.data, dtype).reshape(array.shape)
+
+
+def label_of(value: Any) -> int | float | str | list[Any] | None:
+    """The label a value stands for, or None where it is none. An array of one element is that element."""
+    if isinstance(value, bool | int | float | str):
+        return value if not isinstance(value, bool) else int(value)
+    if isinstance(value, Array):
+        try:
+            array = numbers(value)
+        except ValueFault:
+            return None
+        if array.size == 1:
+            number: int | float = array.reshape(()).item()
+            return number if not isinstance(number, bool) else int(number)
+        return array.ravel().tolist() if 1 < array.size <= 4096 else None
+    if isinstance(value, list | tuple):
+        return label_of(value[0]) if len(value) == 1 else _row(value)
+    return None
+
+
+def _row(values: list[Any] | tuple[Any, ...]) -> list[Any] | None:
+    plain = 1 < len(values) <= 4096 and all(type(value) in (int, float) for value in values)
+    return list(values) if plain else None
+
+
+def sample_of(value: Any) -> Sample:
+    """The image, its label and names in a value made of tuples, lists and dicts.
+
+    Raises:
+        ValueFault: no encoded image, or more than one.
+    """
+    label, parts = _named_label(value)
+    images = [(place, image) for place, part in enumerate(parts) if (image := _image(part)) is not None]
+    if not images:
+        raise ValueFault(_no_image(parts))
+    if len(images) > 1:
+        raise ValueFault(f"{len(images)} images in one value; one is expected")
+    place, image = images[0]
+    rest = [one for part in parts[place + 1 :] + parts[:place] if (one := label_of(part)) is not None]
+    if label is None:
+        label = next((one for one in rest if not isinstance(one, str)), rest[0] if rest else None)
+    names = [one for one in rest if isinstance(one, str) and one is not label]
+    return Sample(image, label, names, opaque_names(value))
+
+
+def _named_label(value: Any) -> tuple[int | float | str | list[Any] | None, list[Any]]:
+    """The label that a dict names as such, and the parts of all that is left."""
+    if isinstance(value, dict):
+        for name in ("label", "target", "labels", "targets", "class"):
+            if (label := label_of(value.get(name))) is not None:
+                return label, _flat({key: part for key, part in value.items() if key != name})
+    return None, _flat(value)
+
+
+def _flat(value: Any, depth: int = 4) -> list[Any]:
+    """The parts at the top, a lone image in its own list or dict taken out of it."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple) and depth > 0 and len(value) <= 64 and not _row(value):
+        return [part for item in value for part in _flat(item, depth - 1)]
+    return [value]
+
+
+def _image(part: Any) -> bytes | None:
+    """The encoded image that a part is: bytes, the latin-1 text that Python 2 kept them in, or a row of bytes."""
+    data: Any = part
+    if isinstance(part, Array) and part.dtype[-2:] in _PIXELS and len(part.shape) == 1:
+        data = part.data
+    elif isinstance(part, str) and part[:1] in ("\xff", "\x89", "R", "G", "B"):
+        try:
+            data = part.encode("latin-1")
+        except UnicodeEncodeError:
+            return None
+    if not isinstance(data, bytes | bytearray) or image_kind(bytes(data)) is None:
+        return None
+    return bytes(data)
+
+
+def _no_image(parts: list[Any]) -> str:
+    for part in parts:
+        if isinstance(part, Array):
+            return f"an array of shape {part.shape} and type {part.dtype}, no encoded image"
+        if isinstance(part, bytes) and part:
+            return f"no image: {what_is(part)}"
+    return "no encoded image"
+
+
+def opaque_names(value: Any, depth: int = 6) -> list[str]:
+    """Names of everything in the value that only running code could have made."""
+    if isinstance(value, Opaque):
+        inner = opaque_names(value.arguments, depth - 1) if depth else []
+        return [value.name, *inner]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [name for part in list(parts)[:1000] for name in opaque_names(part, depth - 1)] if depth else []
