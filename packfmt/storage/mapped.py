@@ -132,11 +132,12 @@ class MappedReader(Reader):
                         self._check(np.array([index]), [view])
                 except CorruptError as error:
                     yield error
-            self._bytes.forget(int(offsets[start]), WINDOW)
-        if len(self) and expected != self._trailer.records_end:
+            self._bytes.forget(min(int(offsets[start]), self._trailer.records_end), WINDOW)
+        if expected != self._trailer.records_end:
             yield FormatError(f"{self.path}: records end at {expected}, the trailer says {self._trailer.records_end}")
         for name in self.columns:
-            yield from self._column_problems(name)
+            broken = [*self._column_problems(name), *self._rows_problems(name)]
+            yield from broken or (self._key_problems() if name == KEY else ())
         yield from self._padding_problems()
         if self._compute_content_id() != self._trailer.content_id:
             yield CorruptError("the content id does not match records and columns", path=self.path)
@@ -201,6 +202,31 @@ class MappedReader(Reader):
         if self._columns[name].ragged:
             yield from self._section_problems(f"rows.{name}")
         yield from self._section_problems(f"column.{name}")
+
+    def _rows_problems(self, name: str) -> Iterator[Exception]:
+        """Row offsets of a ragged column that do not cover its values in order."""
+        if not self._columns[name].ragged:
+            return
+        section = self._directory.sections[f"rows.{name}"]
+        rows = np.frombuffer(self._bytes.section(section.offset, section.size), "<u8")
+        total = len(self._values(self._columns[name]))
+        if rows[0] != 0 or rows[-1] != total or (rows[1:] < rows[:-1]).any():
+            message = f"the row offsets of column {name!r} must rise from 0 to {total}; pack the source again"
+            yield CorruptError(message, path=self.path)
+
+    def _key_problems(self) -> Iterator[Exception]:
+        """Keys that are empty or there twice; compares 64-bit hashes, then the keys whose hashes agree."""
+        keys = self.columns[KEY]
+        raw = (keys[i].encode("utf-8", "surrogateescape") for i in range(len(self)))
+        hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, raw), np.uint64, len(self))
+        order = np.argsort(hashes, kind="stable")
+        for place in np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]]).tolist():
+            first, second = int(order[place]), int(order[place + 1])
+            if keys[first] == keys[second]:
+                yield self._corrupt(second, f"has the same key as record {first}; pack the source again")
+        for index in np.flatnonzero(hashes == xxhash.xxh3_64_intdigest(b"")).tolist():
+            if not keys[index]:
+                yield self._corrupt(index, "has an empty key; pack the source again")
 
     def _section_problems(self, name: str) -> Iterator[Exception]:
         section = self._directory.sections[name]
