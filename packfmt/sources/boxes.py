@@ -102,12 +102,20 @@ class BoxSource(Source):
         columns = {"boxes": boxes.astype(np.float32), "labels": boxed.labels, **boxed.more}
         return Record(data, boxed.key, columns)
 
-    def count_boxes(self, boxes: F64, width: float, height: float) -> None:
-        """Note what is odd about the boxes of one image. ``width`` and ``height`` are 0 where they are not known."""
+    def count_boxes(self, boxes: F64, width: float, height: float, slack: float = 0) -> None:
+        """Note what is odd about the boxes of one image.
+
+        Args:
+            boxes: (n, 4), in the unit of ``width`` and ``height``.
+            width: of the image; 0 where it is not known.
+            height: likewise.
+            slack: how far outside a box may reach unnoticed.
+        """
         empty = int((boxes[:, 2:] <= boxes[:, :2]).any(axis=1).sum())
         self.counted.add("boxes have no area; kept as they are", empty)
         if width > 0 and height > 0:
-            outside = (boxes[:, :2] < 0).any(axis=1) | (boxes[:, 2] > width) | (boxes[:, 3] > height)
+            outside = (boxes < -slack).any(axis=1) | (boxes[:, 0::2] > width + slack).any(axis=1)
+            outside |= (boxes[:, 1::2] > height + slack).any(axis=1)
             self.counted.add("boxes reach outside their image; kept as they are", int(outside.sum()))
         if not len(boxes):
             self.counted.add("images have no boxes; kept with none")

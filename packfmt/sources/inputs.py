@@ -230,8 +230,8 @@ class FolderClasses:
             deep = [parts for parts in images if len(parts) > level]
             prefix = deep[0][:level]
             names = {parts[level] for parts in deep}
-            names |= {parts[level] for parts in others if len(parts) > level and parts[:level] == prefix}
             if len(names) > 1:
+                names |= {parts[level] for parts in others if len(parts) > level and parts[:level] == prefix}
                 self.level, self.names = level, tuple(sorted(names, key=_as_bytes))
                 break
         self._ids = {name: number for number, name in enumerate(self.names)}

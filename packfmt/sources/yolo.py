@@ -70,7 +70,7 @@ class YoloSource(BoxSource):
         self.counted.add("polygons were reduced to their bounding boxes", sum(len(line) > 6 for line in lines))
         self.counted.add("confidences beside boxes are lost", sum(len(line) == 6 for line in lines))
         boxes = as_boxes(rows)
-        self.count_boxes(boxes, 1 + 1e-6, 1 + 1e-6)  # fractions written with six digits may sum to a hair above 1
+        self.count_boxes(boxes, 1, 1, slack=1e-6)  # six written digits may sum to a hair above 1
         return Boxed(key, boxes, np.array([int(line[0]) for line in lines], np.int64), relative=True)
 
     def _count_orphans(self, prefix: str, stems: set[str]) -> None:
