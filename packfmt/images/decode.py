@@ -153,7 +153,7 @@ class Decoder:
                 (height, width) != slot.shape[:2]
                 or space not in libjpeg.PLAIN_SPACES
                 or height * width > self.max_pixels
-                or not libjpeg.few_scans(data)
+                or not libjpeg.plausible(data, height * width)
             ):
                 return False
             libjpeg.decode_jpeg(data, libjpeg.SPACES[self.mode], self.fast, self.fast, buffer=slot)
@@ -181,11 +181,13 @@ class Decoder:
         if data[:3] == b"\xff\xd8\xff":
             try:
                 height, width, space, _ = libjpeg.read_size(data)
-                if space in libjpeg.PLAIN_SPACES and height * width <= self.max_pixels and libjpeg.few_scans(data):
+                count = height * width
+                if space in libjpeg.PLAIN_SPACES and count <= self.max_pixels and libjpeg.plausible(data, count):
+                    colour = libjpeg.SPACES[self.mode]
                     buffer = room(height, width, _CHANNELS[self.mode])
-                    return libjpeg.decode_jpeg(data, libjpeg.SPACES[self.mode], self.fast, self.fast, buffer=buffer)
+                    return libjpeg.decode_jpeg(data, colour, self.fast, self.fast, buffer=buffer)
             except ValueError:
-                pass  # unusual or damaged: looked at again below, more slowly
+                buffer = None  # unusual or damaged: looked at again, more slowly, and with no memory held twice
             result = libjpeg.read_unusual(
                 data, self.mode, room, fast=self.fast, partial=self.partial, max_pixels=self.max_pixels
             )

@@ -200,7 +200,7 @@ def read_tiff(data: bytes | memoryview) -> ImageInfo:
     """
     try:
         tags, more = _read_directory(data)
-    except struct_error:
+    except (struct_error, OverflowError):
         raise DecodeError("TIFF directory lies outside the file: it is cut or damaged") from None
     if _WIDTH not in tags or _LENGTH not in tags:
         raise DecodeError("TIFF directory has no width or length")

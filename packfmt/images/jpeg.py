@@ -18,7 +18,7 @@ _FRAME = Struct(">BHHB").unpack_from  # precision, height, width, components
 _NEXT_MARKER = re.compile(rb"\xff[^\x00\xff]")
 _END = re.compile(rb"\xff\xd9")
 
-_SOS, _EOI, _APP1 = 0xDA, 0xD9, 0xE1
+_SOS, _EOI, _APP1, _DRI = 0xDA, 0xD9, 0xE1, 0xDD
 _FRAMES = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)))
 _COMMON_FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended and progressive Huffman
 _PROGRESSIVE_FRAMES = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
@@ -39,6 +39,7 @@ class JpegHeader:
         junk: whether bytes lie between the segments that belong to none.
         scan: where the first scan's data begins; 0 where the file ends before.
         one_scan: whether the first scan holds all components of a frame that is not progressive.
+        restarts: whether restart markers divide the scans.
     """
 
     width: int
@@ -50,6 +51,12 @@ class JpegHeader:
     junk: bool
     scan: int
     one_scan: bool
+    restarts: bool
+
+    @property
+    def smallest(self) -> int:
+        """The fewest bytes that can hold the whole picture: one bit for each block of 64 samples in Huffman codes."""
+        return self.width * self.height // 512 if self.frame in _COMMON_FRAMES else 0
 
     def flags(self, data: bytes | memoryview) -> int:
         """The flags of ``packfmt.images.info`` for the file ``data`` that this header is of."""
@@ -79,7 +86,7 @@ def read_jpeg(data: bytes | memoryview) -> JpegHeader:
     size = len(data)
     position = 2
     orientation = 0
-    junk = False
+    junk = restarts = False
     frame: tuple[int, int, int, int, int] | None = None
     for _ in range(_MAX_SEGMENTS):
         if position + 4 > size:
@@ -103,7 +110,10 @@ def read_jpeg(data: bytes | memoryview) -> JpegHeader:
             if not orientation and data[position + 4 : position + 10] == b"Exif\0\0":
                 orientation = read_orientation(data, position + 10, position + 2 + length)
         elif marker == _SOS:
-            return _header(frame, orientation, junk, position + 2 + length, data[position + 4 : position + 5])
+            components = data[position + 4 : position + 5]
+            return _header(frame, orientation, junk, restarts, position + 2 + length, components)
+        elif marker == _DRI:
+            restarts = data[position + 4 : position + 6] != b"\0\0"
         elif marker in _FRAMES:
             if frame is not None:
                 raise DecodeError(f"JPEG has a second frame header at byte {position}: the file is damaged")
@@ -111,13 +121,14 @@ def read_jpeg(data: bytes | memoryview) -> JpegHeader:
                 break
             frame = (marker, *_FRAME(data, position + 4))
         position += 2 + length
-    return _header(frame, orientation, junk, 0, b"")
+    return _header(frame, orientation, junk, restarts, 0, b"")
 
 
 def _header(
     frame: tuple[int, int, int, int, int] | None,
     orientation: int,
     junk: bool,
+    restarts: bool,
     scan: int,
     in_scan: bytes | memoryview,
 ) -> JpegHeader:
@@ -127,4 +138,4 @@ def _header(
     if components not in _KNOWN_COMPONENTS:
         raise DecodeError(f"JPEG header says {components} components; 1, 3 or 4 are possible")
     one_scan = bool(in_scan) and in_scan[0] == components and marker not in _PROGRESSIVE_FRAMES
-    return JpegHeader(width, height, components, precision, marker, orientation, junk, scan, one_scan)
+    return JpegHeader(width, height, components, precision, marker, orientation, junk, scan, one_scan, restarts)

@@ -17,7 +17,18 @@ from packfmt.errors import DecodeError
 from packfmt.images.info import NO_END, check_size
 from packfmt.images.jpeg import JpegHeader, read_jpeg
 
-__all__ = ["MAX_SCANS", "PLAIN_SPACES", "Room", "decode_jpeg", "encode_jpeg", "few_scans", "read_size", "read_unusual"]
+__all__ = [
+    "MAX_SCANS",
+    "PLAIN_SPACES",
+    "SPACES",
+    "Room",
+    "decode_jpeg",
+    "encode_jpeg",
+    "few_scans",
+    "plausible",
+    "read_size",
+    "read_unusual",
+]
 
 Room = Callable[[int, int, int], "NDArray[np.uint8]"]
 
@@ -33,11 +44,15 @@ _DAMAGE = re.compile(
     r"premature end|bad Huffman code|bad arithmetic code|instead of RST|Inconsistent progression", re.IGNORECASE
 )
 _ZEROS = bytes(16)  # at the end of a file that was allocated and not written to its end
-_LOST_RESTART = re.compile(r"extraneous bytes before marker 0xd[0-7]")
 
 # The two calls of the fast path, under the names that the decoder uses.
 decode_jpeg: Callable[..., NDArray[np.uint8]] = simplejpeg.decode_jpeg
 read_size: Callable[..., tuple[int, int, str, str]] = simplejpeg.decode_jpeg_header
+
+
+def plausible(data: bytes | bytearray | memoryview, pixels: int) -> bool:
+    """Whether so short a file can hold so many ``pixels`` and its passes are few: checked before memory is taken."""
+    return pixels <= 512 * len(data) and few_scans(data)
 
 
 def few_scans(data: bytes | bytearray | memoryview) -> bool:
@@ -77,14 +92,20 @@ def read_unusual(
     check_size(header.width, header.height, max_pixels)
     if header.precision != 8:
         raise DecodeError(f"JPEG of {header.precision} bits per sample: only 8 are supported, convert the file first")
+    if len(data) < header.smallest and not partial:
+        raise DecodeError(
+            f"truncated JPEG: {len(data):,} bytes cannot hold {header.width}x{header.height} pixels; "
+            "the header lies or most of the file is missing"
+        )
     if not few_scans(data):
         raise DecodeError(f"JPEG has more than {MAX_SCANS} scans: no camera or program writes such a file")
     space = "CMYK" if header.components == 4 else SPACES[mode]
     channels = {"CMYK": 4, "RGB": 3, "GRAY": 1}[space]
 
     def attempt(content: bytes | memoryview, strict: bool) -> NDArray[np.uint8]:
-        buffer = room(header.height, header.width, channels)
-        return decode_jpeg(content, space, fast, fast, buffer=buffer, strict=strict)
+        return decode_jpeg(
+            content, space, fast, fast, buffer=room(header.height, header.width, channels), strict=strict
+        )
 
     pixels = _judge(data, header, attempt, partial)
     if pixels is None:
@@ -120,7 +141,9 @@ def _judge(
         if _lenient(data, attempt) is None:
             return None
         raise DecodeError("truncated JPEG: the file ends before its picture does; partial=True decodes what is there")
-    if _DAMAGE.search(complaint) or (_LOST_RESTART.search(complaint) and not header.junk):
+    # Bytes that belong to nothing are harmless padding, unless the restart markers show that they were left over.
+    lost = "extraneous bytes" in complaint and header.restarts and not header.junk
+    if lost or _DAMAGE.search(complaint):
         raise DecodeError(f"damaged JPEG ({complaint}); partial=True decodes what is there")
     return _lenient(data, attempt)
 

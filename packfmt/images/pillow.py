@@ -23,7 +23,7 @@ from packfmt.errors import DecodeError
 from packfmt.images import info
 from packfmt.images.info import DEEP, FORMATS, ImageInfo
 
-__all__ = ["encode_png", "from_cmyk", "read", "resize"]
+__all__ = ["encode_png", "from_cmyk", "read", "resize", "to_pil"]
 
 _PLUGINS: dict[int, type[ImageFile.ImageFile]] = {
     info.JPEG: JpegImageFile,
@@ -120,6 +120,11 @@ def encode_png(pixels: NDArray[Any]) -> bytes:
     target = io.BytesIO()
     Image.fromarray(pixels).save(target, "PNG")
     return target.getvalue()
+
+
+def to_pil(pixels: NDArray[np.uint8]) -> Image.Image:
+    """A PIL image of (H, W, 3) or (H, W, 1) pixels; a copy."""
+    return Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
 
 
 def _image(pixels: NDArray[np.uint8], mode: str) -> Image.Image:

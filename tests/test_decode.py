@@ -1,0 +1,549 @@
+"""Pixels against Pillow's, the batch contract, damaged and hostile files, threads."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+import threading
+import time
+import tracemalloc
+
+import images
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from images import EOI, HEIGHT, WIDTH, pillow_pixels
+from PIL import Image, ImageFile
+
+from packfmt.errors import DecodeError
+from packfmt.images import libjpeg, pillow
+from packfmt.images.decode import Decoder, decode, decode_into
+
+WHOLE = images.WHOLE
+JPEGS = [name for name, data in WHOLE.items() if data[:2] == b"\xff\xd8"]
+
+
+def slots(count: int, height: int = HEIGHT, width: int = WIDTH, channels: int = 3) -> np.ndarray:
+    """A batch that is full of a value, so that what is not written shows."""
+    return np.full((count, height, width, channels), 99, np.uint8)
+
+
+def pillow_crop(data: bytes, box, size, flip=False, mode="RGB", upright=False) -> np.ndarray:
+    """Crop, resize, flip, in this order, as torchvision does on PIL images."""
+    pixels = pillow_pixels(data, mode, upright)
+    image = Image.fromarray(pixels[..., 0] if mode == "L" else pixels).crop(tuple(box))
+    image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    result = np.asarray(image).reshape(*size, -1)
+    return result[:, ::-1] if flip else result
+
+
+class TestPillowsPixels:
+    @pytest.mark.parametrize("name", WHOLE)
+    def test_alone(self, name):
+        np.testing.assert_array_equal(decode(WHOLE[name]), pillow_pixels(WHOLE[name]))
+
+    @pytest.mark.parametrize("name", WHOLE)
+    def test_in_a_slot(self, name):
+        expected = pillow_pixels(WHOLE[name])
+        out = slots(1, *expected.shape[:2])
+        assert decode_into([WHOLE[name]], out) == []
+        np.testing.assert_array_equal(out[0], expected)
+
+    @pytest.mark.parametrize("name", WHOLE)
+    def test_cropped_and_resized(self, name):
+        height, width, _ = pillow_pixels(WHOLE[name]).shape
+        box = (width // 3, height // 4, width, height - height // 5)
+        out = slots(1, 24, 20)
+        assert decode_into([WHOLE[name]], out, boxes=np.array([box]), flips=np.array([True])) == []
+        np.testing.assert_array_equal(out[0], pillow_crop(WHOLE[name], box, (24, 20), flip=True))
+
+    @pytest.mark.parametrize("name", [name for name in WHOLE if name not in JPEGS] + ["cmyk", "ycck"])
+    def test_gray(self, name):
+        pixels = Image.fromarray(pillow_pixels(WHOLE[name])) if name in JPEGS else None
+        expected = np.asarray(pixels.convert("L"))[..., None] if pixels else pillow_pixels(WHOLE[name], "L")
+        np.testing.assert_array_equal(decode(WHOLE[name], mode="L"), expected)
+
+    @pytest.mark.parametrize("name", ["baseline", "progressive", "gray", "422"])
+    def test_gray_of_a_jpeg_is_its_luma(self, name):
+        with Image.open(io.BytesIO(WHOLE[name])) as image:
+            image.draft("L", image.size)
+            expected = np.asarray(image)[..., None]
+        np.testing.assert_array_equal(decode(WHOLE[name], mode="L"), expected)
+
+    def test_fast_is_close(self):
+        fast = decode(WHOLE["baseline"], fast=True).astype(int)
+        exact = decode(WHOLE["baseline"])
+        assert 0 < np.abs(fast - exact).max() < 40
+
+    @pytest.mark.parametrize("wrap", [bytearray, memoryview, lambda data: np.frombuffer(data, np.uint8)])
+    def test_any_buffer(self, wrap):
+        for name in ("baseline", "cmyk", "png"):
+            np.testing.assert_array_equal(decode(wrap(WHOLE[name])), decode(WHOLE[name]))
+
+
+class TestOrientation:
+    @pytest.mark.parametrize("orientation", range(9))
+    def test_apply(self, orientation):
+        data = images.oriented_jpeg(orientation)
+        expected = pillow_pixels(data, upright=True)
+        np.testing.assert_array_equal(decode(data, orientation="apply"), expected)
+        out = slots(1, *expected.shape[:2])
+        assert Decoder(orientation="apply").decode_into([data], out) == []
+        np.testing.assert_array_equal(out[0], expected)
+
+    @pytest.mark.parametrize("orientation", range(1, 9))
+    def test_boxes_count_in_the_upright_picture(self, orientation):
+        data = images.oriented_jpeg(orientation)
+        box = (3, 5, 31, 33)
+        out = slots(1, 16, 18)
+        Decoder(orientation="apply").decode_into([data], out, boxes=np.array([box]), flips=np.array([True]))
+        np.testing.assert_array_equal(out[0], pillow_crop(data, box, (16, 18), flip=True, upright=True))
+
+    @pytest.mark.parametrize("orientation", range(1, 9))
+    def test_ignored_by_default(self, orientation):
+        np.testing.assert_array_equal(decode(images.oriented_jpeg(orientation)), pillow_pixels(images.jpeg()))
+
+    def test_tags_from_an_index_are_used(self):
+        out = slots(1, WIDTH, HEIGHT)
+        Decoder(orientation="apply").decode_into([images.jpeg()], out, orientations=np.array([6], np.uint8))
+        np.testing.assert_array_equal(out[0], pillow_pixels(images.oriented_jpeg(6), upright=True))
+
+    @pytest.mark.parametrize("orientation", [3, 6])
+    def test_tiff_is_always_upright(self, orientation):
+        data = images.tiff(tiffinfo={274: orientation})
+        for policy in ("ignore", "apply"):
+            np.testing.assert_array_equal(decode(data, orientation=policy), pillow_pixels(data))
+
+    def test_png_and_webp(self):
+        png = images.png()
+        for data in (
+            images.webp(exif=b"Exif\0\0" + images.exif(6)),
+            png[:33] + images.png_chunk(b"eXIf", images.exif(8)) + png[33:],
+        ):
+            np.testing.assert_array_equal(decode(data, orientation="apply"), pillow_pixels(data, upright=True))
+
+
+class TestSizes:
+    def test_size_alone_resizes_the_whole(self):
+        expected = pillow_crop(WHOLE["baseline"], (0, 0, WIDTH, HEIGHT), (10, 12))
+        np.testing.assert_array_equal(decode(WHOLE["baseline"], size=(10, 12)), expected)
+
+    def test_box_alone_crops(self):
+        expected = pillow_pixels(WHOLE["baseline"])[5:30, 3:11]
+        np.testing.assert_array_equal(decode(WHOLE["baseline"], box=(3, 5, 11, 30)), expected)
+
+    def test_result_is_the_callers(self):
+        for name in ("baseline", "png", "cmyk"):
+            first = decode(WHOLE[name])
+            kept = first.copy()
+            first_writable = first.flags.writeable
+            decode(images.jpeg(seed=5))
+            np.testing.assert_array_equal(first, kept)
+            assert first_writable
+
+    def test_enlarging(self):
+        box = (4, 4, 9, 8)
+        expected = pillow_crop(WHOLE["png"], box, (40, 30))
+        np.testing.assert_array_equal(decode(WHOLE["png"], box=box, size=(40, 30)), expected)
+
+    def test_box_does_not_look_outside(self):
+        """Crop, then resize: a pixel beside the box has no say, unlike in Pillow's resize(box=...)."""
+        left = images.picture()
+        right = left.copy()
+        right[:, 20:] = 255 - right[:, 20:]
+        one, other = (decode(images.saved(side, "PNG"), box=(0, 0, 20, 20), size=(7, 7)) for side in (left, right))
+        np.testing.assert_array_equal(one, other)
+
+    @pytest.mark.parametrize("box", [(0, 0, 0, 5), (5, 5, 4, 9), (-1, 0, 5, 5), (0, 0, 41, 5), (0, 0, 5, 49)])
+    def test_bad_box(self, box):
+        with pytest.raises(DecodeError, match="40x48"):
+            decode(WHOLE["baseline"], box=box)
+
+
+class TestBatch:
+    def test_another_size_is_never_resized_unasked(self):
+        """Smaller, larger and turned images; the fast path must not leave part of a slot undefined."""
+        records = [images.jpeg(), images.jpeg(24, 20), images.jpeg(96, 80), images.jpeg(40, 48), images.png()]
+        out = slots(5)
+        failures = decode_into(records, out)
+        assert [position for position, _ in failures] == [1, 2, 3]
+        assert failures[0][1].startswith("the image has 20x24 pixels and its place 40x48")
+        assert not out[1:4].any()
+        np.testing.assert_array_equal(out[0], decode(records[0]))
+        np.testing.assert_array_equal(out[4], decode(records[4]))
+
+    def test_failures_are_listed_and_zeroed(self):
+        records = [WHOLE["baseline"], b"", WHOLE["png"], b"<html>", WHOLE["baseline"][:-400], WHOLE["gif"]]
+        for boxes in (None, np.array([[0, 0, WIDTH, HEIGHT]] * 6)):
+            out = slots(6)
+            failures = decode_into(records, out, boxes=boxes)
+            assert [position for position, _ in failures] == [1, 3, 4]
+            assert not out[[1, 3, 4]].any()
+            for position in (0, 2, 5):
+                np.testing.assert_array_equal(out[position], decode(records[position]))
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.data())
+    def test_a_chunk_equals_one_by_one(self, data):
+        names = data.draw(st.lists(st.sampled_from(sorted(WHOLE)), min_size=0, max_size=6))
+        side = st.integers(0, 60)
+        boxes = np.array([data.draw(st.tuples(side, side, side, side)) for _ in names], int).reshape(-1, 4)
+        flips = np.array([data.draw(st.booleans()) for _ in names], bool)
+        out = slots(len(names), 8, 9)
+        failed = dict(decode_into([WHOLE[name] for name in names], out, boxes=boxes, flips=flips))
+        for position, name in enumerate(names):
+            box = boxes[position].tolist()
+            if position in failed:
+                with pytest.raises(DecodeError) as caught:
+                    decode(WHOLE[name], box=box, size=(8, 9))
+                assert failed[position] == caught.value.message
+                assert not out[position].any()
+            else:
+                alone = decode(WHOLE[name], box=box, size=(8, 9))
+                np.testing.assert_array_equal(out[position], alone[:, ::-1] if flips[position] else alone)
+
+    @pytest.mark.parametrize("mode", ["RGB", "L"])
+    def test_flip_without_box(self, mode):
+        out = slots(2, channels=3 if mode == "RGB" else 1)
+        Decoder(mode=mode).decode_into([WHOLE["baseline"], WHOLE["png"]], out, flips=np.array([True, True]))
+        for slot, name in zip(out, ("baseline", "png"), strict=True):
+            np.testing.assert_array_equal(slot, decode(WHOLE[name], mode=mode)[:, ::-1])
+
+    def test_gray_crop(self):
+        out = slots(1, 11, 13, 1)
+        Decoder(mode="L").decode_into([WHOLE["png"]], out, boxes=np.array([[1, 2, 33, 44]]))
+        np.testing.assert_array_equal(out[0], pillow_crop(WHOLE["png"], (1, 2, 33, 44), (11, 13), mode="L"))
+
+    def test_slots_of_a_larger_batch(self):
+        batch = slots(6)
+        decode_into([WHOLE["baseline"]] * 2, batch[2:4])
+        assert (batch[[0, 1, 4, 5]] == 99).all()
+        decode_into([WHOLE["baseline"]] * 2, batch[::3])
+        np.testing.assert_array_equal(batch[3], batch[2])
+
+    def test_empty_chunk(self):
+        assert decode_into([], slots(0)) == []
+
+    @pytest.mark.parametrize(
+        ("out", "options"),
+        [
+            (slots(2), {}),
+            (slots(1, channels=1), {}),
+            (slots(1).astype(np.float32), {}),
+            (slots(1)[0], {}),
+            (slots(1, width=80)[:, :, ::2], {}),
+            (slots(1), {"boxes": np.zeros((1, 4))}),
+            (slots(1), {"boxes": np.zeros((2, 4), int)}),
+            (slots(1), {"flips": np.zeros(1, int)}),
+            (slots(1), {"flips": np.zeros(2, bool)}),
+            (slots(1), {"orientations": np.zeros(2, int)}),
+        ],
+    )
+    def test_arguments_that_do_not_fit(self, out, options):
+        with pytest.raises(ValueError, match=r"out|boxes|flips|orientations"):
+            decode_into([WHOLE["baseline"]], out, **options)
+
+    def test_read_only_batch(self):
+        out = slots(1)
+        out.flags.writeable = False
+        with pytest.raises(ValueError, match="writable"):
+            decode_into([WHOLE["baseline"]], out)
+
+
+class TestTruncated:
+    @pytest.mark.parametrize("name", ["baseline", "progressive", "gray", "cmyk", "restart markers", "rgb components"])
+    def test_every_cut_fails(self, name):
+        """No cut that loses picture data gives a picture; the last two bytes are the end marker."""
+        data = WHOLE[name]
+        for length in range(len(data) - 6):
+            with pytest.raises(DecodeError):
+                decode(data[:length])
+
+    @pytest.mark.parametrize("name", ["baseline", "gray", "cmyk", "restart markers"])
+    @pytest.mark.parametrize("tail", [b"", b"\xff"])
+    def test_missing_end_marker_alone_is_no_loss(self, name, tail):
+        data = WHOLE[name][:-2]
+        np.testing.assert_array_equal(decode(data + tail), decode(WHOLE[name]))
+
+    def test_progressive_without_end_marker_fails(self):
+        """Whether a pass is missing cannot be known."""
+        with pytest.raises(DecodeError, match="truncated"):
+            decode(WHOLE["progressive"][:-2])
+
+    def test_cut_and_filled_with_zeros_fails(self):
+        data = WHOLE["baseline"]
+        with pytest.raises(DecodeError, match="truncated"):
+            decode(data[: len(data) - 200] + bytes(4096))
+
+    def test_cut_and_closed_by_an_end_marker_fails(self):
+        with pytest.raises(DecodeError, match="damaged JPEG"):
+            decode(WHOLE["baseline"][:-200] + EOI)
+
+    @pytest.mark.parametrize("name", ["png", "webp", "gif", "bmp", "tiff"])
+    @pytest.mark.parametrize("partial", [False, True])
+    def test_other_formats_fail_always(self, name, partial):
+        data = WHOLE[name]
+        with pytest.raises(DecodeError):
+            decode(data[: len(data) * 2 // 3], partial=partial)
+
+    @pytest.mark.parametrize("name", ["baseline", "progressive", "gray", "cmyk"])
+    def test_partial(self, name):
+        whole = decode(WHOLE[name])
+        part = decode(WHOLE[name][:-150], partial=True)
+        assert part.shape == whole.shape
+        assert (part != whole).any()
+        if name != "progressive":
+            np.testing.assert_array_equal(part[:8], whole[:8])
+
+    def test_partial_through_pillow(self):
+        data = images.rare_subsampling_jpeg()
+        with pytest.raises(DecodeError, match="truncated"):
+            decode(data[:-4])
+        assert decode(data[:-4], partial=True).shape == (16, 16, 3)
+
+    def test_partial_needs_a_whole_header(self):
+        data = WHOLE["baseline"]
+        with pytest.raises(DecodeError):
+            decode(data[: images.frame_at(data) + 19], partial=True)
+
+    def test_partial_leaves_no_setting_behind(self):
+        decode(images.rare_subsampling_jpeg()[:-4], partial=True)
+        assert ImageFile.LOAD_TRUNCATED_IMAGES is False
+
+
+class TestHarmless:
+    @pytest.mark.parametrize("tail", [b"\0" * 5000, b"trailing", b"\xff\xd8\xff\xe0 another"])
+    def test_bytes_behind_the_end(self, tail):
+        np.testing.assert_array_equal(decode(WHOLE["baseline"] + tail), decode(WHOLE["baseline"]))
+
+    @pytest.mark.parametrize("name", ["baseline", "progressive", "cmyk"])
+    def test_junk_between_segments(self, name):
+        data = WHOLE[name]
+        place = images.frame_at(data)
+        np.testing.assert_array_equal(decode(data[:place] + b"junk" + data[place:]), decode(data))
+
+    def test_junk_does_not_hide_a_cut(self):
+        data = WHOLE["baseline"]
+        place = images.frame_at(data)
+        with pytest.raises(DecodeError, match="truncated"):
+            decode(data[:place] + b"junk" + data[place:-100])
+
+    def test_unknown_adobe_transform(self):
+        data = images.adobe(images.jpeg(), 77)
+        np.testing.assert_array_equal(decode(data), pillow_pixels(data))
+
+    def test_bad_profile(self):
+        data = images.with_segment(images.jpeg(), 0xE2, b"ICC_PROFILE\0\x09\x02broken")
+        np.testing.assert_array_equal(decode(data), decode(images.jpeg()))
+
+    def test_bad_exif(self):
+        data = images.with_segment(images.jpeg(), 0xE1, b"Exif\0\0MM\0*\xff\xff\xff\xff")
+        np.testing.assert_array_equal(decode(data, orientation="apply"), decode(images.jpeg()))
+
+    def test_bad_exif_in_pillows_hands_warns_nobody(self):
+        data = images.with_segment(images.rare_subsampling_jpeg(), 0xE1, b"Exif\0\0MM\0*\0\0\0\x08\xff\xff\0")
+        np.testing.assert_array_equal(decode(data), decode(images.rare_subsampling_jpeg()))
+
+    @pytest.mark.parametrize("number", range(4))
+    def test_lost_restart_marker_is_damage(self, number):
+        data = WHOLE["restart markers"]
+        place = data.index(b"\xff" + bytes([0xD0 + number]))
+        with pytest.raises(DecodeError, match="damaged JPEG"):
+            decode(data[:place] + data[place + 2 :])
+
+
+class TestRefused:
+    @pytest.mark.parametrize("data", [images.png("I;16"), images.tiff("I;16"), images.tiff("F")])
+    def test_more_than_eight_bits(self, data):
+        with pytest.raises(DecodeError, match="more than 8 bits"):
+            decode(data)
+
+    def test_twelve_bit_jpeg(self):
+        with pytest.raises(DecodeError, match="12 bits per sample"):
+            decode(images.reframed(images.jpeg(), 0xC1, 12))
+
+    def test_lossless_jpeg(self):
+        with pytest.raises(DecodeError, match="JPEG"):
+            decode(images.reframed(images.jpeg(), 0xC3))
+
+    @pytest.mark.parametrize("kind", ["PPM", "ICO", "TGA", "EPS", "SGI", "PCX"])
+    def test_formats_off_the_list(self, kind):
+        with pytest.raises(DecodeError, match="not an image"):
+            decode(images.saved(images.picture(), kind))
+
+    def test_zero_bytes(self):
+        with pytest.raises(DecodeError, match="zero bytes"):
+            decode(b"")
+
+
+class TestHostile:
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: images.resized_header(images.jpeg(), 65_500, 65_500),
+            lambda: images.resized_header(images.jpeg(), 13_000, 13_000),
+            lambda: images.resized_header(images.progressive_jpeg(), 65_500, 2_700),
+            lambda: images.resized_header(images.cmyk_jpeg(0), 13_000, 13_000),
+            lambda: images.png_header(13_000, 13_000) + images.png()[33:],
+            images.png_bomb,
+            images.text_bomb_png,
+            images.many_scans_jpeg,
+        ],
+    )
+    def test_bombs_fail_fast_in_little_memory(self, make):
+        data = make()
+        out = slots(1, 32, 32)
+        tracemalloc.start()
+        start = time.perf_counter()
+        try:
+            failures = decode_into([data, data], slots(2, 32, 32), boxes=np.array([[0, 0, 32, 32]] * 2))
+            failures += decode_into([data], out)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert len(failures) == 3
+        assert not out.any()
+        assert time.perf_counter() - start < 6
+        assert peak < 200 << 20
+
+    def test_flat_pictures_are_no_bombs(self):
+        """A JPEG of one colour is the most compact there is."""
+        flat = images.saved(np.full((2000, 3000, 3), 90, np.uint8), "JPEG", optimize=True, quality=1)
+        assert (decode(flat) == pillow_pixels(flat)).all()
+        flat = images.saved(np.full((2000, 3000, 3), 90, np.uint8), "JPEG", progressive=True, quality=1)
+        assert (decode(flat) == pillow_pixels(flat)).all()
+
+    def test_thousands_of_frames(self):
+        gif = images.gif()
+        frame = gif[gif.index(b"\x2c", 13 + 768) : -1]
+        data = gif[:-1] + frame * 2_000 + b";"
+        np.testing.assert_array_equal(decode(data), decode(gif))
+
+    def test_scans_up_to_the_limit(self):
+        assert libjpeg.few_scans(images.many_scans_jpeg(480))
+        assert not libjpeg.few_scans(images.many_scans_jpeg(501))
+        with pytest.raises(DecodeError, match="more than 500 scans"):
+            decode(images.many_scans_jpeg(501))
+
+    def test_limit_is_an_option(self):
+        for name in ("baseline", "cmyk", "png"):
+            with pytest.raises(DecodeError, match="raise max_pixels"):
+                decode(WHOLE[name], max_pixels=WIDTH * HEIGHT - 1)
+            assert decode(WHOLE[name], max_pixels=WIDTH * HEIGHT).size
+
+    def test_limit_holds_for_slots(self):
+        failures = Decoder(max_pixels=100).decode_into([WHOLE["baseline"]], slots(1))
+        assert "max_pixels = 100" in failures[0][1]
+
+    def test_pillows_own_warning_is_not_in_play(self, monkeypatch):
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+        assert decode(WHOLE["png"]).shape == (HEIGHT, WIDTH, 3)
+
+    @settings(max_examples=400, deadline=None)
+    @given(st.sampled_from(sorted(WHOLE)), st.data())
+    def test_mutated_files_decode_or_fail(self, name, data):
+        content = bytearray(WHOLE[name])
+        for _ in range(data.draw(st.integers(1, 6))):
+            content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+        with contextlib.suppress(DecodeError):
+            pixels = decode(content, max_pixels=1 << 20)
+            assert pixels.dtype == np.uint8
+            assert pixels.shape[2] == 3
+
+
+class TestDecoder:
+    def test_pickles(self):
+        decoder = Decoder(mode="L", orientation="apply", partial=True, fast=True, max_pixels=5)
+        assert pickle.loads(pickle.dumps(decoder)) == decoder
+
+    @pytest.mark.parametrize("options", [{"mode": "BGR"}, {"orientation": "rotate"}, {"max_pixels": 0}])
+    def test_unknown_options(self, options):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            Decoder(**options)
+
+    def test_resize_is_injected(self):
+        calls = []
+
+        def record(crop, out, flip):
+            assert all(stride > 0 for stride in crop.strides)
+            calls.append((crop.shape, out.shape, flip, crop is out))
+            pillow.resize(crop, out, flip)
+
+        decoder = Decoder(resize=record, orientation="apply")
+        out = slots(1, 10, 10)
+        decoder.decode_into([images.oriented_jpeg(7)], out, boxes=np.array([[0, 0, 30, 20]]), flips=np.array([True]))
+        Decoder(resize=record).decode_into([images.jpeg()] * 2, slots(2), flips=np.array([True, False]))
+        assert calls == [((20, 30, 3), (10, 10, 3), True, False), ((HEIGHT, WIDTH, 3),) * 2 + (True, True)]
+
+    def test_many_threads(self):
+        """Each has its own scratch memory: sizes differ, so that shared memory would mix pictures."""
+        records = [images.jpeg(30 + 7 * step, 90 - 5 * step, seed=step) for step in range(12)]
+        boxes = np.array([[1, 2, 28, 29]] * len(records))
+        expected = slots(len(records), 16, 16)
+        decode_into(records, expected, boxes=boxes)
+        wrong = []
+
+        def work(first: int) -> None:
+            order = np.roll(np.arange(len(records)), first)
+            for _ in range(20):
+                out = slots(len(records), 16, 16)
+                failures = decode_into([records[i] for i in order], out, boxes=boxes)
+                if failures or (out != expected[order]).any():
+                    wrong.append(first)
+
+        threads = [threading.Thread(target=work, args=(first,)) for first in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+
+
+REFUSED = {
+    "16_bit_binary.pgm": "netpbm",
+    "hopper_16bit.pgm": "netpbm",
+    "16_bit_binary_pgm.tiff": "more than 8 bits",
+    "16_bit_noise.tif": "more than 8 bits",
+    "16bit.cropped.tif": "more than 8 bits",
+    "i_trns.png": "more than 8 bits",
+    "LICENSE": "not an image",
+    "broken.png": "IHDR",
+    "decompression_bomb.gif": "max_pixels",
+    "decompression_bomb.ico": "icon",
+    "hopper16.rgb": "not an image",
+    "transparent.sgi": "not an image",
+    "rgba.psd": "Photoshop",
+    "hopper_bad_exif.jpg": "damaged JPEG",  # Pillow shows noise: its stored Huffman tables are not those of its data
+    "truncated_jpeg.jpg": "truncated JPEG",
+    "ultrahdr.jpg": "truncated JPEG",
+}
+
+
+class TestRealImages:
+    def test_odd(self):
+        """Pillow's pixels, or the stated reason."""
+        paths = sorted((images.real_images() / "odd").iterdir())
+        for path in paths:
+            data = path.read_bytes()
+            if path.name in REFUSED:
+                with pytest.raises(DecodeError, match=REFUSED[path.name]):
+                    decode(data)
+            else:
+                np.testing.assert_array_equal(decode(data), pillow_pixels(data), err_msg=path.name)
+        assert len(paths) > 80
+
+    def test_orientation(self):
+        for path in sorted((images.real_images() / "exif-orientation").glob("*.jpg")):
+            upright = decode(path.read_bytes(), orientation="apply")
+            np.testing.assert_array_equal(upright, pillow_pixels(path.read_bytes(), upright=True), err_msg=path.name)
+
+    def test_photos(self):
+        paths = sorted((images.real_images() / "clothing" / "validation").rglob("*.jpg"))[::40]
+        for path in paths:
+            data = path.read_bytes()
+            np.testing.assert_array_equal(decode(data), pillow_pixels(data), err_msg=path.name)
+            box = (10, 20, 210, 310)
+            cropped = decode(data, box=box, size=(224, 224))
+            np.testing.assert_array_equal(cropped, pillow_crop(data, box, (224, 224)), err_msg=path.name)
