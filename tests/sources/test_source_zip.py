@@ -1,0 +1,158 @@
+"""Zip archives: classes, what is passed over, and what is refused."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from source_inputs import jpeg, png
+
+from packfmt.errors import DecodeError, SourceError
+from packfmt.sources.zip import ZipSource, recognise
+
+FLAGS_IN_DIRECTORY, CRC_IN_DIRECTORY, SIZE_IN_DIRECTORY = 8, 16, 24
+
+
+def write_zip(path: Path, members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return path
+
+
+def patch_directory(path: Path, at: int, field: bytes) -> None:
+    """Change a field of the first member's entry in the directory."""
+    data = bytearray(path.read_bytes())
+    start = data.index(b"PK\x01\x02") + at
+    data[start : start + len(field)] = field
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+def test_class_folders(tmp_path: Path, method: int) -> None:
+    path = write_zip(tmp_path / "x.zip", {"dog/1.jpg": jpeg(1), "cat/1.png": png(), "empty/": b""}, method)
+    source = ZipSource(path)
+    assert source.classes == ("cat", "dog", "empty")
+    assert [(record.key, record.data, record.columns["label"]) for record in source] == [
+        ("dog/1.jpg", jpeg(1), 1),
+        ("cat/1.png", png(), 0),
+    ]
+
+
+def test_flat(tmp_path: Path) -> None:
+    source = ZipSource(write_zip(tmp_path / "x.zip", {"1.jpg": jpeg(), "2": png()}))
+    assert [record.key for record in source] == ["1.jpg", "2"]
+    assert source.columns == ()
+
+
+def test_what_is_passed_over_is_counted(tmp_path: Path) -> None:
+    members = {"__MACOSX/._1.jpg": b"x", "1.jpg": jpeg(), ".DS_Store": b"x", "notes.txt": b"x", "Thumbs.db": b"x"}
+    source = ZipSource(write_zip(tmp_path / "x.zip", members))
+    assert [record.key for record in source] == ["1.jpg"]
+    assert source.skipped == {"hidden or system file": 3, "not an image": 1}
+
+
+def test_loading_in_threads_gives_every_member_its_own_bytes(tmp_path: Path) -> None:
+    members = {f"{number}.jpg": jpeg(number) for number in range(100)}
+    with ZipSource(write_zip(tmp_path / "x.zip", members, zipfile.ZIP_DEFLATED)) as source, ThreadPoolExecutor(4) as pool:
+        assert {record.key: record.data for record in pool.map(source.load, source.entries())} == members
+
+
+@pytest.mark.parametrize("name", ["../../canary.jpg", "/canary.jpg", "a/../../canary.jpg", "C:\\canary.jpg", "a\\..\\b.jpg"])
+def test_names_that_leave_the_folder_are_keys_only(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    path = write_zip(folder / "x.zip", {name: jpeg()})
+    assert [record.key for record in ZipSource(path)] == [name]
+    assert sorted(tmp_path.rglob("*")) == sorted([*before, path])
+
+
+@pytest.mark.parametrize("raw", [b"ok\xffx.jpg", "ü.jpg".encode()])
+def test_names_without_the_utf8_flag_are_the_bytes_they_are(tmp_path: Path, raw: bytes) -> None:
+    path = write_zip(tmp_path / "x.zip", {"N" * (len(raw) - 4) + ".jpg": jpeg()})
+    path.write_bytes(path.read_bytes().replace(b"N" * (len(raw) - 4) + b".jpg", raw))
+    (record,) = ZipSource(path)
+    assert record.key.encode("utf-8", "surrogateescape") == raw
+
+
+def test_a_wrong_crc_names_the_member(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "x.zip", {"1.jpg": jpeg(), "2.jpg": jpeg()})
+    patch_directory(path, CRC_IN_DIRECTORY, b"\0\0\0\0")
+    source = ZipSource(path)
+    first, second = source.entries()
+    with pytest.raises(DecodeError, match=r"x\.zip, key '1\.jpg'.*CRC"):
+        source.load(first)
+    assert source.load(second).data == jpeg()
+
+
+def test_a_bomb_is_refused_unpacked(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "x.zip", {"1.jpg": jpeg() + bytes(20 << 20)}, zipfile.ZIP_DEFLATED)
+    source = ZipSource(path)
+    with pytest.raises(DecodeError, match="more than 200 times"):
+        source.load(next(source.entries()))
+
+
+def test_a_member_of_gigabytes_is_refused_by_its_size(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "x.zip", {"1.jpg": jpeg()})
+    patch_directory(path, SIZE_IN_DIRECTORY, struct.pack("<I", 3 << 30))
+    source = ZipSource(path)
+    with pytest.raises(DecodeError, match="at most"):
+        source.load(next(source.entries()))
+
+
+@pytest.mark.parametrize("size", [0, 10, 5000])
+def test_a_size_that_lies_is_never_a_short_record(tmp_path: Path, size: int) -> None:
+    path = write_zip(tmp_path / "x.zip", {"1.jpg": jpeg()}, zipfile.ZIP_DEFLATED)
+    patch_directory(path, SIZE_IN_DIRECTORY, struct.pack("<I", size))
+    source = ZipSource(path)
+    with pytest.raises(DecodeError, match=r"1\.jpg"):
+        source.load(next(source.entries()))
+
+
+def test_an_encrypted_member_is_refused(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "x.zip", {"1.jpg": jpeg()})
+    patch_directory(path, FLAGS_IN_DIRECTORY, b"\x01\x00")
+    source = ZipSource(path)
+    with pytest.raises(DecodeError, match="encrypted"):
+        source.load(next(source.entries()))
+
+
+def test_an_unknown_compression_is_refused(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "x.zip", {"1.jpg": jpeg()})
+    patch_directory(path, 10, b"\x63\x00")
+    source = ZipSource(path)
+    with pytest.raises(DecodeError, match=r"1\.jpg"):
+        source.load(next(source.entries()))
+
+
+def test_two_members_of_one_name(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "x.zip", {"1.jpg": jpeg(), "2.jpg": jpeg()})
+    path.write_bytes(path.read_bytes().replace(b"2.jpg", b"1.jpg"))
+    with pytest.raises(SourceError, match=r"two members named '1\.jpg'"):
+        ZipSource(path)
+
+
+@pytest.mark.parametrize("cut", [1, 30, 100])
+def test_a_cut_archive_is_refused(tmp_path: Path, cut: int) -> None:
+    path = write_zip(tmp_path / "x.zip", {"1.jpg": jpeg()})
+    path.write_bytes(path.read_bytes()[:-cut])
+    with pytest.raises(SourceError, match=r"x\.zip"):
+        ZipSource(path)
+
+
+def test_a_stray_image_has_no_class(tmp_path: Path) -> None:
+    source = ZipSource(write_zip(tmp_path / "x.zip", {"1.jpg": jpeg(), "a/1.jpg": jpeg(), "b/1.jpg": jpeg()}))
+    with pytest.raises(DecodeError, match="no class"):
+        source.load(next(source.entries()))
+
+
+def test_recognised_by_content(tmp_path: Path) -> None:
+    assert recognise(write_zip(tmp_path / "odd", {"1.jpg": jpeg()})) == "zip"
+    (tmp_path / "x.zip").write_bytes(b"PK no")
+    assert recognise(tmp_path / "x.zip") is None
+    assert recognise(tmp_path) is None
+    assert recognise(tmp_path / "none") is None
