@@ -272,10 +272,21 @@ class TestTruncated:
         with pytest.raises(DecodeError, match="truncated"):
             decode(WHOLE["progressive"][:-2])
 
-    def test_cut_and_filled_with_zeros_fails(self):
-        data = WHOLE["baseline"]
-        with pytest.raises(DecodeError, match="truncated"):
-            decode(data[: len(data) - 200] + bytes(4096))
+    @pytest.mark.parametrize("lost", [5, 20, 40, 60])
+    @pytest.mark.parametrize(
+        "data",
+        [
+            WHOLE["baseline"],
+            WHOLE["rare subsampling"],
+            images.saved(images.picture(channels=1)[..., 0], "JPEG", quality=10, optimize=True),  # zeros are codes
+        ],
+        ids=["baseline", "through Pillow", "optimised"],
+    )
+    def test_cut_and_filled_with_zeros_fails(self, data, lost):
+        """As a file is that was allocated at its full size, and not written to its end."""
+        for filled in (16, 512, 4096):
+            with pytest.raises(DecodeError):
+                decode(data[:-lost] + bytes(filled))
 
     def test_cut_and_closed_by_an_end_marker_fails(self):
         with pytest.raises(DecodeError, match="damaged JPEG"):

@@ -291,11 +291,12 @@ class TestLimit:
 
 
 class TestBoundedWork:
-    """Each of these would take minutes if the work grew with what the file claims."""
+    """Headers made to keep a reader busy."""
 
-    def test_million_tiny_segments(self):
+    def test_many_tiny_segments(self):
+        """The frame behind them is not even looked for."""
         with pytest.raises(DecodeError, match="no frame"):
-            sniff(b"\xff\xd8" + b"\xff\xe5\0\2" * 1_000_000)
+            sniff(b"\xff\xd8" + b"\xff\xe5\0\2" * 10_000 + images.jpeg()[2:])
 
     def test_fill_bytes(self):
         with pytest.raises(DecodeError, match="no frame"):

@@ -132,13 +132,14 @@ def _judge(
     if partial:
         return _lenient(data, attempt)
     if header.flags(data) & NO_END:
-        if header.one_scan and data[-len(_ZEROS) :] != _ZEROS:
+        unwritten = data[-len(_ZEROS) :] == _ZEROS
+        if header.one_scan and not unwritten:
             # With an end marker put on, a complaint is left if the scan itself is cut.
             try:
                 return attempt(bytes(data) + b"\xff\xd9", True)
             except ValueError:
                 pass
-        if _lenient(data, attempt) is None:
+        if not unwritten and _lenient(data, attempt) is None:
             return None
         raise DecodeError("truncated JPEG: the file ends before its picture does; partial=True decodes what is there")
     # Bytes that belong to nothing are harmless padding, unless the restart markers show that they were left over.
