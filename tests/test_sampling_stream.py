@@ -87,6 +87,12 @@ class TestEpochs:
         sampler.set_epoch(0)
         assert list(sampler) == first
 
+    def test_a_broken_off_epoch_set_again_starts_again(self, make):
+        sampler = make(4)
+        next(iter(sampler))
+        sampler.set_epoch(0)
+        assert list(sampler) == [batch.tolist() for batch in make(4).batches(0)]
+
     def test_after_a_break_comes_the_next_epoch(self, make):
         sampler = make(4)
         next(iter(sampler))
@@ -232,10 +238,13 @@ class TestTelling:
     def test_each_batch_is_announced_once_and_in_time(self, make, lookahead):
         data = Data(50, lookahead)
         sampler = make(4, dataset=data)
+        yielded = []
         for number, batch in enumerate(sampler):
+            yielded.append((0, batch))
             announced = data.told[1:]
             assert len(announced) == min(number + 1 + lookahead, len(sampler))
-            assert announced[number] == (0, batch)
+            assert announced[: number + 1] == yielded
+        assert announced == yielded
 
     def test_nothing_is_announced_without_lookahead(self, make):
         data = Data(50)

@@ -262,8 +262,6 @@ class BatchSampler(ABC):
             if self._run is run:
                 self._position = done
             yield [SampleIndex(index, epoch) for index in batch.tolist()]
-        if self._run is run:
-            self._move(epoch + 1, 0)
 
     def _announced(self, epoch: int, start: int) -> Iterator[Indices]:
         """The rest of an epoch, each batch announced to the dataset ahead of time."""
