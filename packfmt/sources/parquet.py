@@ -48,8 +48,8 @@ class ParquetSource(Source):
 
     Keys are the paths, where every row has one and all differ, else the file's name and the row's number.
 
-    Memory: one batch of about 16 MiB beside what Arrow buffers of a column chunk, and up to 64 bytes a row to compare
-    paths.
+    Memory: one batch of about 16 MiB, one page of the file (a writer cuts pages after about 1,024 rows, whatever
+    their size), and up to 64 bytes a row to compare paths.
 
     Args:
         paths: a file, a folder of ``.parquet`` files, a brace or glob pattern, or a list of them.
@@ -57,7 +57,7 @@ class ParquetSource(Source):
         label: the column of class ids, or None to find it.
 
     Raises:
-        ImportError: pyarrow is not installed; the message has the line that installs it.
+        SourceError: pyarrow is not installed; the message has the line that installs it.
         FileNotFoundError: a file is missing.
         SourceError: a file is no Parquet file, has another schema than the first, or has no image column.
     """
@@ -232,7 +232,7 @@ def _arrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise ImportError("reading Parquet needs pyarrow: pip install 'packfmt[parquet]'") from error
+        raise SourceError("reading Parquet needs pyarrow: pip install 'packfmt[parquet]'") from error
     return pyarrow
 
 
