@@ -15,7 +15,7 @@ _LOOKED_AT = 8  # label files
 
 
 def recognise(path: str | os.PathLike[str]) -> str | None:
-    """"coco" for such a JSON file, "voc" or "yolo" for such a folder, judged by their content; else None."""
+    """ "coco" for such a JSON file, "voc" or "yolo" for such a folder, judged by their content; else None."""
     try:
         if os.path.isdir(path):
             return "voc" if _is_voc(os.fspath(path)) else "yolo" if _is_yolo(os.fspath(path)) else None

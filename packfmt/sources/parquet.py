@@ -27,7 +27,7 @@ _NUMBERS |= {"uint32": "<u4", "uint64": "<u8", "halffloat": "<f2", "float": "<f4
 
 
 def recognise(path: str | os.PathLike[str]) -> str | None:
-    """"parquet" where the (first) file begins and ends as Parquet does; a folder is judged by its first such file."""
+    """ "parquet" where the (first) file begins and ends as Parquet does; a folder is judged by its first such file."""
     try:
         with open(_files(path)[0], "rb") as file:
             if file.read(4) != b"PAR1":
@@ -197,8 +197,7 @@ class ParquetSource(Source):
     def _find_keys(self, schema: Any) -> str | None:
         """The column of paths to use as keys, looked through beforehand: a Parquet column can be read alone."""
         image = schema.field(self._image).type
-        candidates = [name for name in _KEY_NAMES if name in schema.names and _kind(schema.field(name).type) ==
-        "text"]
+        candidates = [name for name in _KEY_NAMES if name in schema.names and _kind(schema.field(name).type) == "text"]
         if self._struct and "path" in [image.field(at).name for at in range(image.num_fields)]:
             candidates.insert(candidates[:1] == ["key"], f"{self._image}.path")
         return next((name for name in candidates if self._all_differ(name)), None)
@@ -250,7 +249,7 @@ def _open(path: Path) -> Any:
 
 
 def _kind(arrow_type: Any) -> str:
-    """"image", "bytes", "text", a number's name, "list of <number>", or "other"."""
+    """ "image", "bytes", "text", a number's name, "list of <number>", or "other"."""
     types = _arrow().types
     if types.is_struct(arrow_type):
         names = {arrow_type.field(at).name: arrow_type.field(at).type for at in range(arrow_type.num_fields)}

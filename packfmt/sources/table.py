@@ -24,7 +24,7 @@ _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 
 
 def recognise(path: str | os.PathLike[str]) -> str | None:
-    """"table" where a file named .csv, .tsv or .jsonl has a row with the path of an image in it; else None."""
+    """ "table" where a file named .csv, .tsv or .jsonl has a row with the path of an image in it; else None."""
     try:
         if not os.fspath(path).lower().endswith(_SUFFIXES) or not os.path.isfile(path):
             return None
@@ -59,7 +59,7 @@ class _Type:
 
     @property
     def dtype(self) -> str | None:
-        """"<i8", "<f8" (an int column with gaps too: a gap is NaN), or None for text."""
+        """ "<i8", "<f8" (an int column with gaps too: a gap is NaN), or None for text."""
         if not self.used or not self.number:
             return None
         return "<i8" if self.integer and not self.empty else "<f8"
@@ -110,6 +110,7 @@ class TableSource(Source):
                 "name it with key_column="
             )
         self._label = None
+        self._taken = ["label"] if label_column == "" else []  # a column of that name would pass for labels
         if label_column != "":
             self._label = self._pick(label_column, "labels", _label_column(self._table, self._key))
         self._rows = 0
@@ -200,7 +201,7 @@ class TableSource(Source):
                     )
                 self.classes = tuple(sorted(classes))
                 self._class_ids = {name: number for number, name in enumerate(self.classes)}
-        taken = ["label"] if self._label is not None else []
+        taken = ["label"] if self._label is not None else self._taken
         for name, kind in types.items():
             if name == self._label:
                 self._columns[name] = Column("label", "<i8")

@@ -33,7 +33,7 @@ _MAGIC_BYTES = 64
 
 
 def recognise(path: str | os.PathLike[str]) -> str | None:
-    """"tar" where ``path`` (a file or a pattern) names a tar archive, judged by its first header; else None."""
+    """ "tar" where ``path`` (a file or a pattern) names a tar archive, judged by its first header; else None."""
     try:
         return "tar" if is_tar(expand_inputs(path)[0]) else None
     except (OSError, SourceError, ValueError):

@@ -31,8 +31,9 @@ def parse_example(message: bytes | memoryview) -> dict[str, Feature]:
 
 
 def _messages(message: bytes | memoryview, number: int) -> list[memoryview]:
-    return [value for at, wire, value in fields(message) if at == number and wire == BYTES and isinstance(value,
-    memoryview)]
+    return [
+        value for at, wire, value in fields(message) if at == number and wire == BYTES and isinstance(value, memoryview)
+    ]
 
 
 def _entry(entry: memoryview) -> tuple[str, Feature | None]:

@@ -94,7 +94,7 @@ def read_frame(frame: Frame) -> bytes:
 
 
 def _kind(path: Path) -> str | None:
-    """"plain", "gzip" or "zlib". A plain file may start with any byte, so the checksum has the first word."""
+    """ "plain", "gzip" or "zlib". A plain file may start with any byte, so the checksum has the first word."""
     with open(path, "rb") as file:
         head = file.read(_HEADER.size)
     if _is_header(head):

@@ -32,7 +32,7 @@ _MAGIC_BYTES = 64
 
 
 def recognise(path: str | os.PathLike[str]) -> str | None:
-    """"tfrecord" where the (first) file starts with a record whose length has a matching checksum; else None."""
+    """ "tfrecord" where the (first) file starts with a record whose length has a matching checksum; else None."""
     try:
         return "tfrecord" if is_tfrecord(expand_inputs(path)[0]) else None
     except (OSError, SourceError, ValueError):

@@ -24,7 +24,7 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplemen
 
 
 def recognise(path: str | os.PathLike[str]) -> str | None:
-    """"zip" where the file starts as a zip archive does and ends in its directory; else None."""
+    """ "zip" where the file starts as a zip archive does and ends in its directory; else None."""
     try:
         with open(path, "rb") as file:
             return "zip" if file.read(2) == b"PK" and zipfile.is_zipfile(file) else None

@@ -94,7 +94,9 @@ def test_files_of_differing_schemas_are_refused(tmp_path: Path) -> None:
         ParquetSource(tmp_path)
 
 
-@pytest.mark.parametrize("where", ["canary.jpg", "absolute", "../canary.jpg", "file://absolute", "http://localhost:1/x.jpg"])
+@pytest.mark.parametrize(
+    "where", ["canary.jpg", "absolute", "../canary.jpg", "file://absolute", "http://localhost:1/x.jpg"]
+)
 def test_a_row_with_only_a_path_is_a_bad_entry_and_nothing_is_opened(
     tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +148,9 @@ def test_pickles_in_cells_and_metadata_are_never_loaded(tmp_path: Path) -> None:
     assert not canary.exists()
 
 
-@pytest.mark.parametrize("features", [b"no json", b"[]", b'{"info": 1}', b'{"info": {"features": {"label": {"names": [1]}}}}'])
+@pytest.mark.parametrize(
+    "features", [b"no json", b"[]", b'{"info": 1}', b'{"info": {"features": {"label": {"names": [1]}}}}']
+)
 def test_damaged_metadata_gives_no_classes(tmp_path: Path, features: bytes) -> None:
     source = ParquetSource(write(tmp_path / "x.parquet", {"image": [png()], "label": [1]}, features))
     assert source.classes == ()

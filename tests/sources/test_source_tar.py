@@ -91,7 +91,7 @@ def test_long_and_odd_names_keep_every_character(tmp_path: Path, format: int) ->
     if format != tarfile.USTAR_FORMAT:
         names.append("long" * 100 + ".jpg")
     path = write_tar(tmp_path / "x.tar", [(name, jpeg()) for name in names], format=format)
-    records = [entry for entry in TarSource(path).entries()]
+    records = list(TarSource(path).entries())
     assert [record.key for record in records] == names
 
 
@@ -112,7 +112,13 @@ def test_parts_of_dotted_names_go_to_their_own_image(tmp_path: Path) -> None:
 
 
 def test_several_images_of_a_sample_share_its_parts(tmp_path: Path) -> None:
-    members = [("1.cls", b"4"), ("1.left.jpg", jpeg()), ("1.right.jpg", jpeg()), ("2.cls", b"5"), ("2.left.jpg", jpeg())]
+    members = [
+        ("1.cls", b"4"),
+        ("1.left.jpg", jpeg()),
+        ("1.right.jpg", jpeg()),
+        ("2.cls", b"5"),
+        ("2.left.jpg", jpeg()),
+    ]
     source = TarSource(write_tar(tmp_path / "x.tar", members))
     assert [(record.key, record.columns["label"]) for record in source] == [
         ("1.left.jpg", 4),
@@ -149,7 +155,14 @@ def test_class_names_as_text_stay_text(tmp_path: Path) -> None:
 
 
 def test_what_is_lost_is_counted(tmp_path: Path) -> None:
-    members = [("1.jpg", jpeg()), ("1.mp3", b"x"), ("2.jpg", jpeg()), ("2.mp3", b"x"), ("2.json", b"{}"), ("README", b"")]
+    members = [
+        ("1.jpg", jpeg()),
+        ("1.mp3", b"x"),
+        ("2.jpg", jpeg()),
+        ("2.mp3", b"x"),
+        ("2.json", b"{}"),
+        ("README", b""),
+    ]
     source = TarSource(write_tar(tmp_path / "x.tar", members))
     assert keys(source) == ["1.jpg", "2.jpg"]
     assert source.notes == ["2 parts .mp3 are lost", "1 parts .json are lost"]
@@ -241,7 +254,9 @@ def test_an_object_array_is_never_unpickled(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     header = npy(np.array([None], object), allow_pickle=True)[:128]
     bad = header + trapped_pickle(canary)
-    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpeg()), ("1.npy", npy(np.ones(1))), ("2.jpg", jpeg()), ("2.npy", bad)])
+    path = write_tar(
+        tmp_path / "x.tar", [("1.jpg", jpeg()), ("1.npy", npy(np.ones(1))), ("2.jpg", jpeg()), ("2.npy", bad)]
+    )
     entry = list(TarSource(path).entries())[1]
     assert isinstance(entry, BadEntry)
     assert "plain numbers" in entry.reason
@@ -262,7 +277,9 @@ def test_an_object_array_is_never_unpickled(tmp_path: Path) -> None:
 def test_hostile_npy_headers(tmp_path: Path, header: str) -> None:
     text = header.ljust(117).encode() + b"\n"
     bad = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(8)
-    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpeg()), ("1.npy", npy(np.ones(1))), ("2.jpg", jpeg()), ("2.npy", bad)])
+    path = write_tar(
+        tmp_path / "x.tar", [("1.jpg", jpeg()), ("1.npy", npy(np.ones(1))), ("2.jpg", jpeg()), ("2.npy", bad)]
+    )
     assert isinstance(list(TarSource(path).entries())[1], BadEntry)
 
 

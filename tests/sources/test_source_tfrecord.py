@@ -69,7 +69,9 @@ def test_boxes_become_pixels_of_the_stored_image(tmp_path: Path) -> None:
         "image__object__bbox__ymin": [0.0, 0.5],
         "image__object__bbox__ymax": [0.5, 0.5],
     }
-    source = TFRecordSource(write(tmp_path / "x", imagenet(0, **sides, image__object__class__label=[3, 4]), imagenet(1)))
+    source = TFRecordSource(
+        write(tmp_path / "x", imagenet(0, **sides, image__object__class__label=[3, 4]), imagenet(1))
+    )
     first, second = source
     assert first.columns["boxes"].dtype == np.float32
     assert first.columns["boxes"].tolist() == [[0, 0, 4, 3], [4, 3, 12, 3]]
@@ -106,7 +108,9 @@ def test_names_can_be_given(tmp_path: Path) -> None:
     assert (record.data, record.key, record.columns) == (png(2), "k", {"label": 9, "source_label": 1})
 
 
-@pytest.mark.parametrize("names", [{"image": "label"}, {"image": "none"}, {"label": "none"}, {"label": "image"}, {"key": "x"}])
+@pytest.mark.parametrize(
+    "names", [{"image": "label"}, {"image": "none"}, {"label": "none"}, {"label": "image"}, {"key": "x"}]
+)
 def test_a_name_that_does_not_fit_is_refused(tmp_path: Path, names: dict[str, str]) -> None:
     path = write(tmp_path / "x", example(image=png(1), label=1))
     with pytest.raises(SourceError, match="image, label"):
@@ -228,7 +232,9 @@ def test_an_empty_file_has_no_records(tmp_path: Path) -> None:
 
 def test_pickles_are_never_loaded(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
-    path = write(tmp_path / "x", example(image=png(), extra=trapped_pickle(canary), image__filename=b"../../etc/passwd"))
+    path = write(
+        tmp_path / "x", example(image=png(), extra=trapped_pickle(canary), image__filename=b"../../etc/passwd")
+    )
     (record,) = TFRecordSource(path)
     assert record.key == "../../etc/passwd"
     assert record.columns["extra"] == trapped_pickle(canary)

@@ -57,11 +57,16 @@ def test_what_is_passed_over_is_counted(tmp_path: Path) -> None:
 
 def test_loading_in_threads_gives_every_member_its_own_bytes(tmp_path: Path) -> None:
     members = {f"{number}.jpg": jpeg(number) for number in range(100)}
-    with ZipSource(write_zip(tmp_path / "x.zip", members, zipfile.ZIP_DEFLATED)) as source, ThreadPoolExecutor(4) as pool:
+    with (
+        ZipSource(write_zip(tmp_path / "x.zip", members, zipfile.ZIP_DEFLATED)) as source,
+        ThreadPoolExecutor(4) as pool,
+    ):
         assert {record.key: record.data for record in pool.map(source.load, source.entries())} == members
 
 
-@pytest.mark.parametrize("name", ["../../canary.jpg", "/canary.jpg", "a/../../canary.jpg", "C:\\canary.jpg", "a\\..\\b.jpg"])
+@pytest.mark.parametrize(
+    "name", ["../../canary.jpg", "/canary.jpg", "a/../../canary.jpg", "C:\\canary.jpg", "a\\..\\b.jpg"]
+)
 def test_names_that_leave_the_folder_are_keys_only(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "a" / "b"
     folder.mkdir(parents=True)
