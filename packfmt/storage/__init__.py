@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from packfmt.errors import FormatError
@@ -13,7 +12,8 @@ from packfmt.record import Column
 from packfmt.storage.base import Reader, Writer
 from packfmt.storage.filebytes import IO
 from packfmt.storage.mapped import MappedReader
-from packfmt.storage.shards import Manifest, ShardedReader, ShardedWriter
+from packfmt.storage.sharding import ShardedWriter
+from packfmt.storage.shards import ShardedReader
 from packfmt.storage.writing import ShardWriter
 
 __all__ = ["Reader", "Writer", "create", "open"]
@@ -42,20 +42,12 @@ def open(
         FileNotFoundError: the file, a shard of the manifest, or any match of the pattern is missing.
     """
     if not isinstance(path, (str, os.PathLike)):
-        shards = [os.fspath(p) for p in path]
-        return ShardedReader(shards, path=", ".join(shards[:2]), io=io, verify=verify, check=check)
+        return ShardedReader([os.fspath(p) for p in path], io=io, verify=verify, check=check)
     name = os.fspath(path)
-    if glob.has_magic(name) and not os.path.lexists(name):
-        matches = sorted(glob.glob(name))
-        if not matches:
-            raise FileNotFoundError(f"{name}: no file matches the pattern")
-        return ShardedReader(matches, path=name, io=io, verify=verify, check=check)
     if os.path.isdir(name):
         raise FormatError(f"{name}: a folder, not a pack. To pack it: packfmt pack {name} {name.rstrip('/')}.bin")
-    if name.endswith(".json"):
-        manifest = Manifest.load(name)
-        shards = [str(Path(name).parent / shard) for shard, *_ in manifest.shards]
-        return ShardedReader(shards, path=name, expected=manifest, io=io, verify=verify, check=check)
+    if name.endswith(".json") or (glob.has_magic(name) and not os.path.lexists(name)):
+        return ShardedReader(name, io=io, verify=verify, check=check)
     return MappedReader(name, io=io, verify=verify, check=check)
 
 
@@ -81,8 +73,11 @@ def create(
     Raises:
         FileExistsError: the target exists and ``force`` is off.
         OSError: the folder cannot be written to.
+        ValueError: a single file named as a manifest, or an option that cannot be stored.
     """
     options: dict[str, Any] = {"columns": columns, "classes": classes, "metadata": metadata, "force": force}
     if shard_size is not None:
         return ShardedWriter(path, shard_size=shard_size, **options)
+    if os.fspath(path).endswith(".json"):
+        raise ValueError(f"{os.fspath(path)}: is the name of a manifest; give shard_size, or a name like out.bin")
     return ShardWriter(path, **options)

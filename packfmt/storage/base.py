@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,12 +13,29 @@ import numpy.typing as npt
 from packfmt.record import KEY, Record
 from packfmt.storage.columns import Columns
 
-__all__ = ["Buffer", "Indices", "Reader", "RowColumns", "StoredRecord", "Writer"]
+__all__ = ["Buffer", "Indices", "Reader", "RowColumns", "StoredRecord", "Writer", "as_positions"]
 
 Buffer = bytes | bytearray | memoryview
 Indices = Sequence[int] | npt.NDArray[Any]
 
 ITERATION_CHUNK = 64  # records read at once when iterating
+ITERATION_BYTES = 4 << 20  # or fewer, where records are large
+
+
+def as_positions(indices: Indices, count: int, path: str) -> npt.NDArray[np.int64]:
+    """Indices as int64, each in 0 to ``count`` - 1.
+
+    Raises:
+        IndexError: one is not.
+        TypeError: they are no flat sequence of integers.
+    """
+    given = np.asarray(indices)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise TypeError(f"{path}: indices must be a flat sequence of integers, got {indices!r:.80}")
+    positions = given.astype(np.int64)  # a uint64 beyond int64 turns negative and is refused
+    if positions.size and not (positions.min() >= 0 and positions.max() < count):
+        raise IndexError(f"{path} has {count} records, asked for {given.min()} to {given.max()}")
+    return positions
 
 
 class Reader(ABC):
@@ -89,7 +107,20 @@ class Reader(ABC):
 
     @abstractmethod
     def locate(self, index: int) -> tuple[str, int]:
-        """The file that holds a record, and the record's index in it."""
+        """The file that holds a record, and the record's index in it.
+
+        Raises:
+            IndexError: the index is outside 0 to len - 1.
+        """
+
+    def refuse_damaged(self, check: str) -> None:
+        """What a constructor does about ``check``: "quick" nothing more, "full" close and raise the first fault."""
+        if check not in ("quick", "full"):
+            raise ValueError(f"check={check!r}, allowed are 'quick' and 'full'")
+        if check == "full":
+            for problem in self.problems():
+                self.close()
+                raise problem
 
     def key(self, index: int) -> str:
         """The key of one record."""
@@ -109,14 +140,16 @@ class Reader(ABC):
         raise KeyError(f"{self.path}: no record has the key {key!r}")
 
     def __getitem__(self, index: int) -> Record:
-        position = index + len(self) if index < 0 else index
+        position = operator.index(index)
+        position += len(self) if position < 0 else 0
         if not 0 <= position < len(self):
             raise IndexError(f"{self.path} has {len(self)} records, asked for {index}")
         return StoredRecord(self.read((position,))[0], self, position)
 
     def __iter__(self) -> Iterator[Record]:
-        for start in range(0, len(self), ITERATION_CHUNK):
-            chunk = range(start, min(start + ITERATION_CHUNK, len(self)))
+        step = max(1, min(ITERATION_CHUNK, int(ITERATION_BYTES / max(self.record_bytes, 1))))
+        for start in range(0, len(self), step):
+            chunk = range(start, min(start + step, len(self)))
             for index, data in zip(chunk, self.read(chunk), strict=True):
                 yield StoredRecord(data, self, index)
 
@@ -165,6 +198,9 @@ class StoredRecord(Record):
         reader: Reader = object.__getattribute__(self, "_reader")
         return reader.key(object.__getattribute__(self, "_index"))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Record, (bytes(self.data), self.key, dict(self.columns)))
+
 
 class Writer(ABC):
     """Write access to a new pack. Not thread-safe. Nothing is under the final name unless ``close`` succeeded.
@@ -189,8 +225,10 @@ class Writer(ABC):
         """Records written so far."""
 
     @abstractmethod
-    def write(self, data: Buffer, key: str, **columns: Any) -> None:
+    def write(self, data: Buffer, /, key: str, **columns: Any) -> None:
         """Append a record.
+
+        A refused record leaves no trace. After an OSError the pack cannot be finished: discard it.
 
         Args:
             data: the encoded image, stored verbatim.
@@ -198,13 +236,14 @@ class Writer(ABC):
             columns: a value for every column; the first record's decide the columns unless they were declared.
 
         Raises:
-            ValueError: a value does not fit its column, or a column is missing or unknown.
+            ValueError: a value does not fit its column, a column is missing or unknown, or the writer is closed.
+            TypeError: no column holds values of this type.
             OSError: the disk refuses.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Finish and publish.
+        """Finish and publish. Closing twice is allowed.
 
         Raises:
             ValueError: two records have the same key.

@@ -119,11 +119,16 @@ class Columns(Mapping[str, Any]):
         self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._loaded:
+        column = self._loaded.get(name)
+        if column is None:
             if name not in self._names:
                 raise KeyError(f"no column {name!r}; there are {', '.join(self._names) or 'none'}")
-            self._loaded[name] = self._load(name)
-        return self._loaded[name]
+            column = self._loaded[name] = self._load(name)
+        return column
+
+    def forget(self) -> None:
+        """Let go of the arrays; those in other hands stay valid."""
+        self._loaded.clear()
 
     def __contains__(self, name: object) -> bool:
         return name in self._names

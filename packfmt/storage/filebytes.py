@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Literal, Protocol
 
-from packfmt.errors import CorruptError
+from packfmt.errors import CorruptError, FormatError
 
 __all__ = ["FileBytes", "choose_io", "open_bytes"]
 
@@ -22,6 +23,8 @@ RUN = 4 << 20  # bytes one pread may take
 
 class FileBytes(Protocol):
     """Random access to a file that is not changed while open. Thread-safe: no seek position, no lock."""
+
+    size: int
 
     def slices(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
         """Read-only views of these ranges, which are in ascending order of offset."""
@@ -39,12 +42,26 @@ class FileBytes(Protocol):
         """Raise CorruptError if the file no longer has the size it was opened with."""
 
     def close(self) -> None:
-        """Release the file. Views that are still referenced stay valid."""
+        """Release the file. Views that are still referenced stay valid, and a read in another thread ends well."""
 
 
 def open_bytes(path: str, io: IO) -> FileBytes:
-    """Open a file for reading with "mmap" or "pread"; "auto" takes what ``choose_io`` says."""
-    return _PreadBytes(path) if choose_io(path, io) == "pread" else _MapBytes(path)
+    """Open a file for reading with "mmap" or "pread"; "auto" takes what ``choose_io`` says.
+
+    The path is looked up once: whoever replaces the file meanwhile, what is read is all old or all new.
+
+    Raises:
+        FormatError: not a regular file.
+        OSError: the file cannot be opened.
+    """
+    io = choose_io(path, io)
+    descriptor = _Descriptor(path)
+    status = os.fstat(descriptor.number)
+    if not stat.S_ISREG(status.st_mode):
+        raise FormatError(f"{path}: not a regular file; name a packfmt shard")
+    if io == "pread" or not status.st_size:  # there is no map of nothing
+        return _PreadBytes(path, descriptor, status.st_size)
+    return _MapBytes(path, descriptor, status.st_size)
 
 
 def choose_io(path: str, io: IO) -> Literal["mmap", "pread"]:
@@ -57,7 +74,8 @@ def choose_io(path: str, io: IO) -> Literal["mmap", "pread"]:
         raise ValueError(f"io={io!r}, allowed are 'auto', 'mmap' and 'pread'")
     if io != "auto":
         return io
-    return "pread" if _file_system(path).startswith(REMOTE) or not hasattr(mmap.mmap, "madvise") else "mmap"
+    unmappable = not hasattr(mmap.mmap, "madvise") or _file_system(path).startswith(REMOTE)
+    return "pread" if unmappable and hasattr(os, "pread") else "mmap"
 
 
 def _file_system(path: str) -> str:
@@ -76,16 +94,35 @@ def _file_system(path: str) -> str:
     return kind
 
 
+class _Descriptor:
+    """An open file, closed when the last reference goes.
+
+    A thread that reads holds a reference, so ``close`` in another thread cannot hand the number to another file
+    under its hands.
+    """
+
+    __slots__ = ("number",)
+
+    def __init__(self, path: str) -> None:
+        self.number = -1
+        # Non-blocking, so that a FIFO is refused instead of waited for; regular files do not care.
+        flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        self.number = os.open(path, flags)
+
+    def __del__(self) -> None:
+        if self.number >= 0:
+            os.close(self.number)
+
+
 class _MapBytes:
     """The whole file mapped read-only. One descriptor, held by the map."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, descriptor: _Descriptor, size: int) -> None:
         self._path = path
-        with open(path, "rb") as file:
-            self._size = os.fstat(file.fileno()).st_size
-            self._map: mmap.mmap | None = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.size = size
+        self._map: mmap.mmap | None = mmap.mmap(descriptor.number, size, access=mmap.ACCESS_READ)
         self._view: memoryview | None = memoryview(self._map)
-        with suppress(OSError):
+        with suppress(OSError, AttributeError):
             # Read-ahead around a random record reads what nobody asked for; will_need says what is wanted.
             self._map.madvise(mmap.MADV_RANDOM)
 
@@ -97,27 +134,33 @@ class _MapBytes:
         return self._open()[offset : offset + size]
 
     def will_need(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:
-        mapped = self._map
-        if mapped is not None:
-            _advise(mapped.madvise, mmap.MADV_WILLNEED, offsets, sizes)
+        if hasattr(mmap, "MADV_WILLNEED"):
+            with suppress(ValueError):  # closed meanwhile by another thread: nothing is needed any more
+                _advise(self._mapped().madvise, mmap.MADV_WILLNEED, offsets, sizes)
 
     def forget(self, offset: int, size: int) -> None:
-        mapped = self._map
-        if mapped is not None and size:
+        if hasattr(mmap, "MADV_DONTNEED") and size:
             start = offset // mmap.PAGESIZE * mmap.PAGESIZE
-            mapped.madvise(mmap.MADV_DONTNEED, start, offset + size - start)
+            self._mapped().madvise(mmap.MADV_DONTNEED, start, offset + size - start)
 
     def check_size(self) -> None:
-        mapped = self._map
-        if mapped is None:
-            raise _closed(self._path)
-        _check_size(mapped.size(), self._size, self._path)
+        try:
+            found = self._mapped().size()
+        except ValueError:  # closed, or closed by another thread between the two calls
+            raise _closed(self._path) from None
+        _check_size(found, self.size, self._path)
 
     def close(self) -> None:
         mapped, self._map, self._view = self._map, None, None
         if mapped is not None:
             with suppress(BufferError):  # views are alive: the map goes when the last of them does
                 mapped.close()
+
+    def _mapped(self) -> mmap.mmap:
+        mapped = self._map
+        if mapped is None:
+            raise _closed(self._path)
+        return mapped
 
     def _open(self) -> memoryview:
         view = self._view
@@ -129,10 +172,10 @@ class _MapBytes:
 class _PreadBytes:
     """Reads with pread into memory of our own: no SIGBUS, no page faults, works where maps do not."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, descriptor: _Descriptor, size: int) -> None:
         self._path = path
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by close)
-        self._size = os.fstat(self._file.fileno()).st_size
+        self._descriptor: _Descriptor | None = descriptor
+        self.size = size
 
     def slices(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
         views: list[memoryview] = []
@@ -144,44 +187,46 @@ class _PreadBytes:
         return views
 
     def section(self, offset: int, size: int) -> memoryview:
-        descriptor = self._descriptor()
-        data = os.pread(descriptor, size, offset)
+        descriptor = self._open()
+        data = os.pread(descriptor.number, size, offset)
         if len(data) == size:
             return memoryview(data)
         parts = [data]  # interrupted, or over the 2 GiB that one call reads
         while size > (done := sum(map(len, parts))):
-            parts.append(os.pread(descriptor, size - done, offset + done))
+            parts.append(os.pread(descriptor.number, size - done, offset + done))
             if not parts[-1]:
                 raise CorruptError(f"ends at {offset + done}, wanted bytes up to {offset + size}", path=self._path)
         return memoryview(b"".join(parts))
 
     def will_need(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:
-        if hasattr(os, "posix_fadvise") and not self._file.closed:
-            descriptor = self._descriptor()
+        if hasattr(os, "posix_fadvise"):
+            descriptor = self._open()
             for first, last in _runs(offsets, sizes):
                 size = offsets[last - 1] + sizes[last - 1] - offsets[first]
-                os.posix_fadvise(descriptor, offsets[first], size, os.POSIX_FADV_WILLNEED)
+                if size > 0:  # 0 would mean: to the end of the file
+                    os.posix_fadvise(descriptor.number, offsets[first], size, os.POSIX_FADV_WILLNEED)
 
     def forget(self, offset: int, size: int) -> None:
         """Nothing stays resident here."""
 
     def check_size(self) -> None:
-        _check_size(os.fstat(self._descriptor()).st_size, self._size, self._path)
+        _check_size(os.fstat(self._open().number).st_size, self.size, self._path)
 
     def close(self) -> None:
-        self._file.close()
+        self._descriptor = None
 
-    def _descriptor(self) -> int:
-        if self._file.closed:
+    def _open(self) -> _Descriptor:
+        descriptor = self._descriptor
+        if descriptor is None:
             raise _closed(self._path)
-        return self._file.fileno()
+        return descriptor
 
 
 def _advise(madvise: Callable[..., None], option: int, offsets: Sequence[int], sizes: Sequence[int]) -> None:
     for first, last in _runs(offsets, sizes):
         start = offsets[first] // mmap.PAGESIZE * mmap.PAGESIZE
         size = offsets[last - 1] + sizes[last - 1] - start
-        if size:
+        if size > 0:
             madvise(option, start, size)
 
 

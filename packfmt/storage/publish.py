@@ -2,6 +2,7 @@
 
 Temporary file in the target's folder, write, fsync, rename, fsync the folder. The temporary file is locked while its
 writer lives, so that the next writer of the same target can tell a dead writer's leftover from a living one's work.
+Where a pack has several files, one of them guards the others: its lock stands for theirs.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
@@ -24,6 +24,9 @@ except ImportError:  # Windows: leftovers of killed writers are not told from li
 __all__ = ["PendingFile", "fsync_folder", "refuse_existing"]
 
 BUFFER = 1 << 20  # bytes gathered before a write: one system call for many small records
+# Temporary names: PREFIX hash-of-name - random SUFFIX; of a guarded file, GUARDED and the guard's before the SUFFIX.
+PREFIX, GUARDED, SUFFIX = ".packfmt-", "-of-", ".tmp"
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # file systems without hard links
 
 
 def refuse_existing(path: Path) -> None:
@@ -38,41 +41,61 @@ class PendingFile:
     Args:
         path: the final name. Its folder must exist.
         force: replace an existing file when publishing; otherwise it is refused now and again then.
+        guard: another pending file of the same pack, whose lock stands for this one's too: this one holds no
+            descriptor once it is finished.
 
     Raises:
         FileExistsError: the target exists and ``force`` is off.
         OSError: the folder is missing or read-only.
     """
 
-    def __init__(self, path: Path, *, force: bool = False) -> None:
+    def __init__(self, path: Path, *, force: bool = False, guard: PendingFile | None = None) -> None:
         self.path = path
         self.force = force
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "is a folder; name a file to write", str(path))
+        _remove_leftovers(path)
         if not force:
             refuse_existing(path)
-        _remove_leftovers(path)
-        self.temporary, descriptor = _create_locked(path)
+        own = guard.temporary.name.removeprefix(PREFIX).removesuffix(SUFFIX) if guard else ""
+        self.temporary, descriptor = _create_locked(path, GUARDED + own if guard else "")
         self.stream: IO[bytes] = open(descriptor, "wb", buffering=BUFFER)  # noqa: SIM115 (closed by publish or discard)
+        self._guarded = guard is not None
+        self._finished = False
+        self._withdrawable = False
 
     def finish(self) -> None:
         """Write everything to the disk. Raises OSError where the disk refuses."""
+        if self._finished:
+            return
         self.stream.flush()
         os.fsync(self.stream.fileno())
+        if self._guarded:
+            self.stream.close()
+        self._finished = True
 
     def publish(self) -> None:
         """Give the finished file its final name; durable when this returns.
 
         Raises:
             FileExistsError: the target appeared meanwhile and ``force`` is off.
+            OSError: the disk refuses; a file that replaced nothing is taken back.
         """
         self.finish()
-        if self.force:
-            os.replace(self.temporary, self.path)
-        else:
-            _link(self.temporary, self.path)
-        self.stream.close()
-        fsync_folder(self.path.parent)
+        try:
+            self._rename()
+            self.stream.close()
+            fsync_folder(self.path.parent)
+        except BaseException:
+            self.withdraw()
+            raise
+
+    def withdraw(self) -> None:
+        """Take a published file back, unless it replaced another, which is gone."""
+        if self._withdrawable:
+            self._withdrawable = False
+            with suppress(FileNotFoundError):
+                os.unlink(self.path)
 
     def discard(self) -> None:
         """Remove the temporary file. Allowed at any time, also after ``publish``, then without effect."""
@@ -81,19 +104,26 @@ class PendingFile:
         with suppress(FileNotFoundError):
             os.unlink(self.temporary)
 
-
-def _link(temporary: Path, path: Path) -> None:
-    """Rename without replacing. A hard link is the one portable call that refuses an existing target atomically."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        refuse_existing(path)
-        raise
-    except OSError:  # a file system without hard links: a small window is left between check and rename
-        refuse_existing(path)
-        os.rename(temporary, path)
-    else:
-        os.unlink(temporary)
+    def _rename(self) -> None:
+        """A hard link is the one portable call that refuses an existing target atomically."""
+        try:
+            os.link(self.temporary, self.path)
+        except FileExistsError:
+            if not self.force:
+                refuse_existing(self.path)
+                raise
+            os.replace(self.temporary, self.path)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            exists = os.path.lexists(self.path)  # a small window is left between this and the rename
+            if exists and not self.force:
+                refuse_existing(self.path)
+            os.replace(self.temporary, self.path)
+            self._withdrawable = not exists
+        else:
+            self._withdrawable = True
+            os.unlink(self.temporary)
 
 
 def fsync_folder(folder: Path) -> None:
@@ -103,17 +133,20 @@ def fsync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that writes folders through
+            raise
     finally:
         os.close(descriptor)
 
 
-def _stem(path: Path) -> str:
-    return f".packfmt-{xxhash.xxh3_64_hexdigest(os.fsencode(path.name))}-"
+def _name(path: Path, token: str) -> str:
+    return f"{PREFIX}{xxhash.xxh3_64_hexdigest(os.fsencode(path.name))}-{token}"
 
 
-def _create_locked(path: Path) -> tuple[Path, int]:
+def _create_locked(path: Path, guard: str) -> tuple[Path, int]:
     while True:
-        temporary = path.parent / f"{_stem(path)}{secrets.token_hex(8)}.tmp"
+        temporary = path.parent / f"{_name(path, secrets.token_hex(8))}{guard}{SUFFIX}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
         try:
             descriptor = os.open(temporary, flags | getattr(os, "O_CLOEXEC", 0), 0o666)
@@ -121,38 +154,52 @@ def _create_locked(path: Path) -> tuple[Path, int]:
             raise FileNotFoundError(errno.ENOENT, "no such folder to write to", str(path.parent)) from None
         except OSError as error:
             raise type(error)(error.errno, f"cannot write here: {error.strerror}", str(path.parent)) from None
-        if not _lock(descriptor) or os.path.lexists(temporary):
+        locked = _lock(descriptor)
+        if locked is None or (locked and os.path.lexists(temporary)):
             return temporary, descriptor
         os.close(descriptor)  # another writer took it for a leftover in the moment before the lock
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
 
 
 def _remove_leftovers(path: Path) -> None:
-    for temporary in _leftovers(path):
-        try:
-            descriptor = os.open(temporary, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
-        except OSError:
-            continue
-        try:
-            if _lock(descriptor):
-                with suppress(FileNotFoundError):
-                    os.unlink(temporary)
-        finally:
-            os.close(descriptor)
+    """Remove what killed writers of this target left behind."""
+    try:
+        with os.scandir(path.parent) as entries:
+            names = [entry.name for entry in entries if entry.name.startswith(_name(path, ""))]
+    except OSError:  # creating the file says it better
+        return
+    for name in names:
+        if name.endswith(SUFFIX):
+            _remove_if_dead(path.parent, name)
 
 
-def _leftovers(path: Path) -> Iterator[Path]:
-    with suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(path.parent) as entries:
-        for entry in entries:
-            if entry.name.startswith(_stem(path)) and entry.name.endswith(".tmp"):
-                yield Path(entry.path)
+def _remove_if_dead(folder: Path, name: str) -> None:
+    """Remove a leftover while its lock and its guard's are held, so that no writer takes it up meanwhile."""
+    _, _, guard = name.removesuffix(SUFFIX).partition(GUARDED)
+    with ExitStack() as held:
+        for file in [name, PREFIX + guard + SUFFIX] if guard else [name]:
+            try:
+                descriptor = os.open(folder / file, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+            except FileNotFoundError:
+                continue
+            except OSError:  # not ours
+                return
+            held.callback(os.close, descriptor)
+            if not _lock(descriptor):
+                return
+        with suppress(OSError):  # gone meanwhile, or not ours
+            os.unlink(folder / name)
 
 
-def _lock(descriptor: int) -> bool:
-    """Take the writer's lock; False where another process holds it or the file system has no locks."""
+def _lock(descriptor: int) -> bool | None:
+    """Take the writer's lock: True, False where another holds it, None where the system has no such locks."""
     if fcntl is None:
-        return False
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:
+        return None
     return True

@@ -1,0 +1,61 @@
+"""Finding keys that occur twice, among more keys than memory should hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from packfmt.storage.spool import Spool
+
+__all__ = ["KeyHashes", "hash_key", "repeated", "same_keys"]
+
+PASS = 1 << 23  # hashes sorted at a time: 64 MiB
+
+hash_key = xxhash.xxh3_64_intdigest  # (bytes) -> int
+
+
+class KeyHashes:
+    """A hash of every key written, spooled to disk.
+
+    Args:
+        folder: where the spool's nameless file goes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._spool = Spool(folder)
+
+    def append(self, key: bytes | memoryview) -> None:
+        """Take note of one key."""
+        self._spool.append(hash_key(key).to_bytes(8, "little"))
+
+    def repeated(self) -> set[int]:
+        """The hashes that occur more than once; sorted a slice of the hash space at a time."""
+        found: set[int] = set()
+        passes = self._spool.size // 8 // PASS + 1
+        for turn in range(passes):
+            parts = (np.frombuffer(chunk, "<u8") for chunk in self._spool.chunks())
+            found |= repeated([part[part % passes == turn] for part in parts])
+        return found
+
+    def close(self) -> None:
+        """Free memory and disk."""
+        self._spool.close()
+
+
+def repeated(parts: list[npt.NDArray[np.uint64]]) -> set[int]:
+    """The numbers that occur more than once in these arrays taken together."""
+    numbers = np.sort(np.concatenate(parts)) if parts else np.empty(0, np.uint64)
+    return set(numbers[1:][numbers[1:] == numbers[:-1]].tolist())
+
+
+def same_keys(hashes: set[int], keys: Iterable[bytes]) -> Iterator[tuple[int, int, bytes]]:
+    """Compare the keys that have these hashes: (first place, place, key) of each that occurred before."""
+    seen: dict[bytes, int] = {}
+    if hashes:
+        for index, key in enumerate(keys):
+            if hash_key(key) in hashes and (first := seen.setdefault(key, index)) != index:
+                yield first, index, key

@@ -1,0 +1,182 @@
+"""One open shard file: its frame checked, its index and columns laid over the file when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from packfmt import format as layout
+from packfmt.errors import CorruptError, FormatError, PackfmtError
+from packfmt.format import Directory, Section, Trailer, record_checksum
+from packfmt.record import KEY, Column
+from packfmt.storage.columns import RaggedColumn
+from packfmt.storage.filebytes import IO, FileBytes, open_bytes
+
+__all__ = ["ShardFile", "read_frame"]
+
+WINDOW = 8 << 20  # bytes of a column checked at a time, so that checking does not fill resident memory
+PAGE = 4096  # records that may lie on more than one page are asked for before they are touched
+
+
+class ShardFile:
+    """A shard's bytes by record number and column name. Knows no reader, so that a reader's columns may hold it.
+
+    Thread-safe. Array positions must lie inside the file: the reader checks them.
+
+    Args:
+        path: the shard file.
+        io: "mmap", "pread", or "auto".
+
+    Raises:
+        FormatError: not a shard, of an unknown version, truncated, or damaged outside of records and columns.
+        OSError: the file cannot be read.
+    """
+
+    def __init__(self, path: str, io: IO) -> None:
+        self.path = path
+        self.bytes: FileBytes = open_bytes(path, io)
+        self.trailer, self.directory = read_frame(self.bytes, path)
+        self.described = {column.name: column for column in self.directory.columns}
+        self._index: dict[str, npt.NDArray[np.uint64]] = {}
+        self._checked: dict[str, npt.NDArray[Any] | RaggedColumn] = {}
+
+    def close(self) -> None:
+        """Release the file; arrays handed out stay valid."""
+        self.bytes.close()
+        self._index.clear()
+        self._checked.clear()
+
+    def index(self, name: str) -> npt.NDArray[np.uint64]:
+        """One of ``layout.INDEX``, (count,) uint64, as it lies in the file."""
+        array = self._index.get(name)
+        if array is None:
+            section = self.directory.sections[f"index.{name}"]
+            array = np.frombuffer(self.bytes.section(section.offset, section.size), "<u8")
+            self._index[name] = array
+        return array
+
+    def ranges(self, positions: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+        """Offsets and lengths of records, checked to lie in the records' part of the file.
+
+        Raises:
+            CorruptError: one does not.
+        """
+        offsets, lengths = self.index("offset")[positions], self.index("length")[positions]
+        end = np.uint64(self.trailer.records_end)
+        outside = (offsets < layout.HEADER.size) | (offsets > end) | (lengths > end - np.minimum(offsets, end))
+        if outside.any():
+            bad = int(positions[outside][0])
+            offset, length = int(offsets[outside][0]), int(lengths[outside][0])
+            raise self.corrupt(bad, f"{length} bytes at {offset} lie outside the records, which end at {end}")
+        return offsets, lengths
+
+    def read(self, positions: npt.NDArray[np.int64], *, verify: bool) -> list[memoryview]:
+        """The bytes of records, in the asked order, read in the order they lie in the file."""
+        offsets, lengths = self.ranges(positions)
+        order = np.argsort(offsets, kind="stable")
+        starts, sizes = offsets[order].tolist(), lengths[order].tolist()
+        self.bytes.check_size()
+        if len(sizes) > 1 or (sizes and sizes[0] > PAGE):
+            self.bytes.will_need(starts, sizes)
+        views = self.bytes.slices(starts, sizes)
+        if verify:
+            self._check(positions[order], views)
+        out: list[memoryview] = [views[0]] * len(views) if views else []
+        for place, view in zip(order.tolist(), views, strict=True):
+            out[place] = view
+        return out
+
+    def column(self, name: str) -> npt.NDArray[Any] | RaggedColumn:
+        """A column, checked against its checksum the first time.
+
+        Raises:
+            CorruptError: it does not match.
+        """
+        column = self._checked.get(name)
+        if column is None:
+            for problem in self.column_problems(name):
+                raise problem
+            column = self._checked[name] = self.unchecked_column(name)
+        return column
+
+    def unchecked_column(self, name: str) -> npt.NDArray[Any] | RaggedColumn:
+        """A column as it lies in the file."""
+        column = self.described[name]
+        section = self.directory.sections[f"column.{name}"]
+        flat = np.frombuffer(self.bytes.section(section.offset, section.size), column.dtype)
+        values = flat.reshape(self._rows(column, section), *column.row_shape)
+        if not column.ragged:
+            return values
+        section = self.directory.sections[f"rows.{name}"]
+        rows = np.frombuffer(self.bytes.section(section.offset, section.size), "<u8")
+        return RaggedColumn(column, rows, values, self.path)
+
+    def keys(self) -> Iterator[bytes]:
+        """All keys in order, as they are stored."""
+        keys = self.column(KEY)
+        for index in range(len(keys)):
+            yield str(keys[index]).encode("utf-8", "surrogateescape")
+
+    def column_problems(self, name: str) -> Iterator[PackfmtError]:
+        """What does not match its checksum."""
+        if self.described[name].ragged:
+            yield from self.section_problems(f"rows.{name}")
+        yield from self.section_problems(f"column.{name}")
+
+    def section_problems(self, name: str) -> Iterator[PackfmtError]:
+        """A CorruptError if a section does not match its checksum."""
+        section = self.directory.sections[name]
+        digest = xxhash.xxh3_64()
+        self.hash_section(section, digest)
+        if digest.intdigest() != section.checksum:
+            kind, _, column = name.partition(".")
+            what = f"index array {column!r}" if kind == "index" else f"column {column!r}"
+            yield CorruptError(f"{what} does not match its checksum; restore the file from a copy", path=self.path)
+
+    def hash_section(self, section: Section, digest: Any) -> None:
+        """Feed a section to a hash, a window at a time."""
+        self.bytes.check_size()
+        for start in range(section.offset, section.offset + section.size, WINDOW):
+            size = min(WINDOW, section.offset + section.size - start)
+            self.bytes.will_need([start], [size])
+            digest.update(self.bytes.section(start, size))
+            self.bytes.forget(start, size)
+
+    def corrupt(self, index: int, message: str) -> CorruptError:
+        """The error for one record, with its key where the keys can still be read."""
+        try:
+            key = str(self.column(KEY)[index])
+        except CorruptError:
+            key = None
+        return CorruptError(message, path=self.path, index=index, key=key)
+
+    def _check(self, positions: npt.NDArray[np.int64], views: list[memoryview]) -> None:
+        sums = self.index("checksum")[positions].tolist()
+        for index, view, stated in zip(positions.tolist(), views, sums, strict=True):
+            if record_checksum(view, index) != stated:
+                raise self.corrupt(index, f"its {len(view)} bytes do not match their checksum; restore the file")
+
+    def _rows(self, column: Column, section: Section) -> int:
+        return section.size // column.row_bytes if column.ragged else self.trailer.count
+
+
+def read_frame(source: FileBytes, path: str) -> tuple[Trailer, Directory]:
+    """Read and check header, trailer and directory of a shard.
+
+    Raises:
+        FormatError: see ``ShardFile``.
+        OSError: the file cannot be read.
+    """
+    size = source.size
+    layout.check_header(bytes(source.section(0, min(layout.HEADER.size, size))), path)
+    tail = min(layout.TRAILER.size, size)
+    trailer = layout.decode_trailer(bytes(source.section(size - tail, tail)), size, path)
+    place = trailer.directory
+    directory = layout.decode_directory(bytes(source.section(place.offset, place.size)), trailer, path)
+    if KEY not in {column.name for column in directory.columns if column.kind == "text"}:
+        raise FormatError(f"{path}: has no text column {KEY!r}")
+    return trailer, directory
