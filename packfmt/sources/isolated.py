@@ -201,6 +201,7 @@ def _launch(errors: IO[bytes]) -> subprocess.Popen[bytes]:
     # process does, and the package's own folder last, for installations that are found by a hook.
     search = [entry for entry in sys.path if entry] + [str(Path(__file__).resolve().parents[2])]
     environment = dict(os.environ, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    environment["HDF5_PLUGIN_PRELOAD"] = "::"  # HDF5's way to say: load no plug-in from wherever a path points
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", _START, json.dumps(search)],
         stdin=subprocess.PIPE,

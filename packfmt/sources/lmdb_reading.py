@@ -14,7 +14,7 @@ from packfmt.sources.frames import Item
 from packfmt.sources.isolated import Flush
 from packfmt.sources.lmdb_layouts import META_KEYS, ImagesByKey, Layout, Progressive, TextRecognition
 from packfmt.sources.lmdb_serialised import CaffeDatum, Carved, RawSquares, Serialised, read_value, square_side
-from packfmt.sources.lmdb_table import Entry, Table, open_tables
+from packfmt.sources.lmdb_table import Entry, Table, failures, open_tables
 from packfmt.sources.values import ValueFault, image_kind, what_is
 
 __all__ = ["choose", "start"]
@@ -55,8 +55,11 @@ class LMDBJob:
         """All records, environment by environment."""
         for path, prefix, layout in self._layouts():
             yield Flush(self._file)
-            for item in layout.items():
-                yield item._replace(key=prefix + item.key) if prefix else item
+            try:
+                for item in layout.items():
+                    yield item._replace(key=prefix + item.key) if prefix else item
+            except failures() as error:
+                raise SourceError(f"{path}: {error}" if len(self._environments) > 1 else str(error)) from error
             yield Flush(self._file)  # the views end with the environment
             self._skipped.update(layout.skipped)
             self._notes.extend(f"{path}: {note}" if len(self._environments) > 1 else note for note in layout.notes)

@@ -12,7 +12,7 @@ import numpy as np
 
 from packfmt.errors import SourceError
 
-__all__ = ["Entry", "Table", "open_tables"]
+__all__ = ["Entry", "Table", "failures", "open_tables"]
 
 _MAX_DATABASES = 1024
 _DATABASE_RECORD = 48  # bytes of the record under which LMDB keeps a named database
@@ -96,6 +96,13 @@ class Table:
         if len(value) > self._size:
             raise SourceError(f"a value of {len(value)} bytes in a file of {self._size}: the page is damaged")
         return value
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """The errors that reading a damaged environment may raise."""
+    import lmdb
+
+    return (lmdb.Error, SourceError, OSError)
 
 
 @contextmanager

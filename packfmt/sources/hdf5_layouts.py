@@ -1,0 +1,275 @@
+"""Where the images are in an HDF5 file: stacks of them in one dataset, or one dataset each."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from packfmt.errors import SourceError
+from packfmt.sources.axes import infer_axes, infer_image_axes
+from packfmt.sources.hdf5_file import Data, Group, Visited
+from packfmt.sources.ordering import natural
+from packfmt.sources.values import image_kind
+
+__all__ = ["Found", "Stack", "first_bytes", "image_axes", "look"]
+
+_IMAGE_NAMES = frozenset(["images", "image", "imgs", "img", "x", "data", "pixel_values", "frames"])
+_FIRST_MEMBERS = 64  # of a group that are looked at before it counts as one dataset per image
+_MAX_DATASETS = 10_000
+_ALOHA = re.compile(r"(?:.*/)?observations/images/[^/]+")
+_ROBOMIMIC = re.compile(r"(?:.*/)?data/demo[^/]*/obs/[^/]*(?:image|rgb)[^/]*")
+_NEXT = re.compile(r"(?:.*/)?data/demo[^/]*/next_obs/.*")
+
+
+@dataclass(slots=True)
+class Stack:
+    """Many images in one dataset.
+
+    Args:
+        data: the dataset.
+        axes: its layout for pixels, as "NHWC"; "" for encoded images, one per row.
+        group: the group it lies in.
+    """
+
+    data: Data
+    axes: str
+    group: Group
+
+    @property
+    def length(self) -> int:
+        """The number of images."""
+        return self.data.shape[self.axes.index("N") if self.axes else 0]
+
+
+@dataclass(slots=True)
+class Found:
+    """What a look over a file told.
+
+    Args:
+        kind: "stack", "robot", "files", "samples" (groups with one ``img`` each).
+        name: what a person calls it.
+        root: the file's root; for "files" and "samples" the group below which every dataset is an image.
+        stacks: for "stack" and "robot".
+        notes: for the report.
+    """
+
+    kind: str
+    name: str
+    root: Group
+    stacks: list[Stack] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def look(root: Group, options: dict[str, Any]) -> Found:
+    """Find the images of a file.
+
+    Raises:
+        SourceError: none, several sets of them with no way to tell which is meant, or axes that need to be told.
+    """
+    if options["images"]:
+        return _named(root, options)
+    found = _per_image(root, options)
+    if found is not None:
+        return found
+    others: list[Data] = []
+    stacks: list[Stack] = []
+    unsure: list[SourceError] = []
+    for group, data in _datasets(root):
+        try:
+            stack = _stack(group, data, options)
+        except SourceError as error:
+            unsure.append(error)
+            continue
+        if stack is not None:
+            stacks.append(stack)
+        else:
+            others.append(data)
+    robot = _robot(root, stacks)
+    if robot is not None:
+        return robot
+    if not stacks:
+        raise unsure[0] if unsure else _nothing(root, others)
+    return Found("stack", "array of images", root, [_the_one(stacks)], notes=_left_out(stacks))
+
+
+def _named(root: Group, options: dict[str, Any]) -> Found:
+    place = root.find(options["images"])
+    if place is None:
+        raise SourceError(f"nothing at /{options['images'].strip('/')}, which images= names")
+    if isinstance(place, Group):
+        found = _per_image(place, options)
+        return found if found is not None else look(place, {**options, "images": None})
+    parent = place.path.rpartition("/")[0]
+    group = root.find(parent) if parent else root
+    stack = _stack(group, place, {**options, "named": True}) if isinstance(group, Group) else None
+    if stack is None:
+        raise SourceError(f"/{place.path} (shape {place.shape}, {place.dtype}) holds neither pixels nor image files")
+    return Found("stack", "array of images", root, [stack])
+
+
+def _datasets(root: Group) -> Iterator[tuple[Group, Data]]:
+    """Every dataset below a group, with the group it lies in."""
+    waiting = [root]
+    count = 0
+    visited = Visited()
+    while waiting:
+        group = waiting.pop()
+        visited.enter(group)
+        below = []
+        for member in group.members():
+            if isinstance(member, Group):
+                below.append(member)
+                continue
+            count += 1
+            if count > _MAX_DATASETS:
+                raise SourceError(f"more than {_MAX_DATASETS} datasets; name the images' dataset or group with images=")
+            yield group, member
+        waiting += reversed(below)
+
+
+def first_bytes(data: Data, position: int = 0) -> memoryview:
+    """The start of an image, where a dataset's rows are encoded images; else whatever lies there."""
+    if data.empty or not math.prod(data.shape):
+        return memoryview(b"")
+    if data.shape == ():
+        return memoryview(data.read_raw()) if data.variable or data.dtype.kind in "SV" else memoryview(b"")
+    row = data.read((slice(position, position + 1), *(slice(0, 64) for _ in data.shape[1:])))
+    if data.variable:
+        value = row.reshape(-1)[0]
+        return memoryview(value.tobytes() if isinstance(value, np.ndarray) else bytes(value))
+    return memoryview(np.ascontiguousarray(row).tobytes())
+
+
+def _stack(group: Group, data: Data, options: dict[str, Any]) -> Stack | None:
+    """The dataset as a stack of images, or None where it is none."""
+    if data.empty or not data.shape:
+        return None
+    rank = len(data.shape)
+    rows = data.variable or data.dtype.kind in "SV" or (rank == 2 and data.dtype == np.uint8)
+    if rows and rank <= 2 and (rank == 1 or data.shape[1] > 8) and _holds_files(data):
+        if data.variable == "text":
+            raise SourceError(
+                f"/{data.path} keeps images in variable-length strings, which end at the first zero byte: the images "
+                "were cut when they were written. Write them again as arrays of uint8"
+            )
+        return Stack(data, "", group)
+    if data.dtype.kind not in "buif" or rank < 3:
+        return None
+    axes = _axes(data, options)
+    return Stack(data, axes, group) if axes else None
+
+
+def _holds_files(data: Data) -> bool:
+    """Whether one of the first rows is an image file: the very first may be damaged."""
+    return any(image_kind(first_bytes(data, position)) for position in range(min(4, data.shape[0])))
+
+
+def _axes(data: Data, options: dict[str, Any]) -> str | None:
+    """The layout of an array of pixels; None where it does not look like images."""
+    told = options["layout"]
+    name = data.path.rpartition("/")[2].lower()
+    if told and len(told) == len(data.shape) and "N" in told:
+        return str(told) if "C" not in told or data.shape[told.index("C")] in (1, 3, 4) else None
+    axes = infer_axes(data.shape)
+    called = name in _IMAGE_NAMES or options.get("named")
+    maybe = axes or (called and len(data.shape) in (3, 4))
+    if data.matlab and maybe:
+        raise SourceError(
+            f"/{data.path} (shape {data.shape}) was written by MATLAB, which reverses the axes: say which they are, as "
+            "layout='NCWH'"
+        )
+    if axes is None and maybe and (len(data.shape) == 4 or not infer_image_axes(data.shape)):
+        raise SourceError(
+            f"/{data.path} (shape {data.shape}) may be images, but its axes can be read in more than one way: say "
+            "which they are, as layout='NHWC', 'NCHW', or 'NHW' for gray images"
+        )
+    return axes
+
+
+def image_axes(data: Data, layout: str | None) -> str | None:
+    """The layout of a dataset that is one image of pixels, or None."""
+    told = (layout or "").replace("N", "")
+    if told and len(told) == len(data.shape):
+        return told
+    return infer_image_axes(data.shape) if data.dtype.kind in "buif" else None
+
+
+def _per_image(root: Group, options: dict[str, Any]) -> Found | None:
+    """One dataset per image, as the first members down the first groups tell."""
+    group, depth = root, 0
+    while depth < 4:
+        members = []
+        for member in group.members():
+            members.append(member)
+            if len(members) >= _FIRST_MEMBERS:
+                break
+        data = [member for member in members if isinstance(member, Data)]
+        groups = [member for member in members if isinstance(member, Group)]
+        if any(member.path.rpartition("/")[2] == "img" and _is_one(member, options) for member in data):
+            return Found("samples", "groups with one image each", root=root)
+        ones = [_is_one(member, options) for member in data]
+        if data and all(ones):
+            return Found("files", "one dataset per image", root=root)
+        if data or not groups:
+            return None
+        group, depth = groups[0], depth + 1
+    return None
+
+
+def _is_one(data: Data, options: dict[str, Any]) -> bool:
+    if data.empty:
+        return False
+    if len(data.shape) < 2:
+        whole = data.shape == () or data.dtype == np.uint8
+        return whole and image_kind(first_bytes_of_one(data)) is not None
+    return image_axes(data, options["layout"]) is not None and "N" not in (options["layout"] or "")
+
+
+def first_bytes_of_one(data: Data) -> memoryview:
+    """The start of an encoded image that is a whole dataset: a scalar, or a row of bytes."""
+    if data.shape == ():
+        return first_bytes(data)
+    return memoryview(np.ascontiguousarray(data.read((slice(0, 64),))).tobytes())
+
+
+def _robot(root: Group, stacks: list[Stack]) -> Found | None:
+    aloha = [stack for stack in stacks if _ALOHA.fullmatch(stack.data.path)]
+    demos = [stack for stack in stacks if _ROBOMIMIC.fullmatch(stack.data.path)]
+    chosen, name = (aloha, "ALOHA episode") if aloha else (demos, "robomimic demonstrations")
+    if not chosen:
+        return None
+    chosen.sort(key=lambda stack: natural(stack.data.path))
+    left = [stack.data.path for stack in stacks if stack not in chosen]
+    again = sum(_NEXT.fullmatch(path) is not None for path in left)
+    notes = [f"{again} datasets under next_obs repeat the frames and were not read"] if again else []
+    if len(left) > again:
+        notes.append(f"{len(left) - again} further arrays of images were not read")
+    return Found("robot", name, root, chosen, notes)
+
+
+def _the_one(stacks: list[Stack]) -> Stack:
+    if len(stacks) == 1:
+        return stacks[0]
+    named = [stack for stack in stacks if stack.data.path.rpartition("/")[2].lower() in _IMAGE_NAMES]
+    if len(named) == 1:
+        return named[0]
+    names = ", ".join("/" + stack.data.path for stack in stacks[:8])
+    raise SourceError(f"several datasets hold images ({names}): name one with images=")
+
+
+def _left_out(stacks: list[Stack]) -> list[str]:
+    one = _the_one(stacks)
+    names = ", ".join("/" + stack.data.path for stack in stacks[:8] if stack is not one)
+    return [f"/{one.data.path} was read; {names} also look like images"] if names else []
+
+
+def _nothing(root: Group, others: list[Data]) -> SourceError:
+    if not others:
+        return SourceError("holds no datasets at all")
+    told = ", ".join(f"/{data.path} {data.shape} {data.dtype}" for data in others[:6])
+    return SourceError(f"no dataset looks like images; there is {told}. Name one with images=, its axes with layout=")
