@@ -11,7 +11,7 @@ import xxhash
 
 from packfmt.storage.spool import Spool
 
-__all__ = ["KeyHashes", "hash_key", "repeated", "same_keys"]
+__all__ = ["KeyHashes", "hash_key", "refuse_same_keys", "repeated", "same_keys"]
 
 PASS = 1 << 23  # hashes sorted at a time: 64 MiB
 
@@ -59,3 +59,12 @@ def same_keys(hashes: set[int], keys: Iterable[bytes]) -> Iterator[tuple[int, in
         for index, key in enumerate(keys):
             if hash_key(key) in hashes and (first := seen.setdefault(key, index)) != index:
                 yield first, index, key
+
+
+def refuse_same_keys(path: str, hashes: set[int], keys: Iterable[bytes]) -> None:
+    """Raise ValueError for the first key that occurs twice, among those with these hashes."""
+    for first, index, key in same_keys(hashes, keys):
+        raise ValueError(
+            f"{path}: records {first} and {index} have the same key {key.decode('utf-8', 'surrogateescape')!r}; keys "
+            "must differ, since unpack turns them into files"
+        )

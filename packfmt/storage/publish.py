@@ -57,6 +57,7 @@ class PendingFile:
         _remove_leftovers(path)
         if not force:
             refuse_existing(path)
+        self.temporary: Path
         own = guard.temporary.name.removeprefix(PREFIX).removesuffix(SUFFIX) if guard else ""
         self.temporary, descriptor = _create_locked(path, GUARDED + own if guard else "")
         self.stream: IO[bytes] = open(descriptor, "wb", buffering=BUFFER)  # noqa: SIM115 (closed by publish or discard)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from packfmt import format as layout
@@ -18,12 +17,20 @@ from packfmt.format import Directory, Layout, Section, Trailer, record_checksum
 from packfmt.images.sniff import sniff
 from packfmt.record import IMAGE_COLUMNS, KEY, Column, infer_column
 from packfmt.storage.base import Buffer, Writer
+from packfmt.storage.keys import KeyHashes, refuse_same_keys
 from packfmt.storage.spool import ColumnSpool, Spool
 
-__all__ = ["RecordingWriter", "image_values", "merge_columns"]
+__all__ = ["RecordingWriter", "checked_facts", "image_values", "merge_columns"]
 
 IMAGE_NAMES = tuple(column.name for column in IMAGE_COLUMNS)
-DUPLICATE_PASS = 1 << 23  # key hashes sorted at a time: 64 MiB
+MAX_DEPTH = 100  # of nested metadata; what is written must be readable with whatever is left of the stack
+REFUSALS = {  # what a writer that cannot go on says, by its state
+    "open": "is not finished",
+    "broken": "a write failed before, so the pack cannot be finished; start again",
+    "finished": "is finished; records cannot be added",
+    "closed": "is closed; records cannot be added",
+    "discarded": "was thrown away; start again",
+}
 
 
 def image_values(data: Buffer) -> dict[str, int]:
@@ -45,6 +52,7 @@ class RecordingWriter(Writer):
         columns: columns whose type is not to be inferred from the first record.
         classes: class names that the column ``label`` counts.
         metadata: JSON-able facts to keep.
+        keys: where the keys are noted, if another looks for duplicates: the writer of several shards.
     """
 
     def __init__(
@@ -54,17 +62,18 @@ class RecordingWriter(Writer):
         columns: Sequence[Column],
         classes: Sequence[str],
         metadata: Mapping[str, Any] | None,
+        keys: KeyHashes | None = None,
     ) -> None:
         self.path = os.fspath(path)
-        self._classes = tuple(classes)
-        self._metadata = dict(metadata or {})
-        Directory({}, (), self._classes, self._metadata).encode()  # refuse what cannot be stored before hours of work
+        self._classes, self._metadata = checked_facts(classes, metadata or {})
         self._declared = merge_columns(columns)
         self._folder = Path(self.path).parent
         self._records_end = layout.HEADER.size
         self._count = 0
         self._index = {name: Spool(self._folder) for name in layout.INDEX}
-        self._key_hashes = Spool(self._folder)
+        self._own_keys = KeyHashes(self._folder)
+        self._keys = self._own_keys if keys is None else keys
+        self._state = "open"
         self._columns: dict[str, ColumnSpool] | None = None
         self.content_id = ""
         self.file_size = 0
@@ -84,8 +93,12 @@ class RecordingWriter(Writer):
         """Bring all to the disk, still under the temporary name."""
 
     @abstractmethod
-    def publish(self) -> None:
+    def _publish(self) -> None:
         """Give the finished pack its final name."""
+
+    @abstractmethod
+    def _discard(self) -> None:
+        """Remove what is on the disk."""
 
     # What all share
 
@@ -102,27 +115,30 @@ class RecordingWriter(Writer):
         """The columns, inferred ones included once a record has been written."""
         return tuple(spool.column for spool in (self._columns or {}).values()) or self._declared
 
-    def write(self, data: Buffer, key: str, **columns: Any) -> None:
+    def write(self, data: Buffer, /, key: str, **columns: Any) -> None:
+        self._require("open")
         if not isinstance(key, str) or not key:
             raise ValueError(f"{self.path}: key {key!r} of record {self._count} must be a non-empty str")
         if "width" not in columns:
             columns |= image_values(data)
         columns[KEY] = key
-        spools = self._spools(columns)
+        spools = self._columns or self._spools(columns)
         if columns.keys() != spools.keys():
             self._refuse_columns(columns, spools)
-        size = memoryview(data).nbytes
-        # Values are encoded before anything is written, so that a refused record leaves no trace.
-        encoded = [(spool, spool.encode(columns[name])) for name, spool in spools.items()]
+        entry = (self._records_end, memoryview(data).nbytes, record_checksum(data, self._count))
+        encoded = {name: spool.encode(columns[name]) for name, spool in spools.items()}
+        # All that can be refused has been: from here on, an error leaves the files in no known state.
+        self._state = "broken"
+        self._columns = spools
         self._store(data)
-        entry = (self._records_end, size, record_checksum(data, self._count))
         for name, value in zip(layout.INDEX, entry, strict=True):
             self._index[name].append(value.to_bytes(8, "little"))
-        for spool, raw in encoded:
-            spool.append(raw)
-        self._key_hashes.append(xxhash.xxh3_64_intdigest(os.fsencode(key)).to_bytes(8, "little"))
-        self._records_end += size
+        for name, raw in encoded.items():
+            spools[name].append(raw)
+        self._keys.append(encoded[KEY])
+        self._records_end += entry[1]
         self._count += 1
+        self._state = "open"
 
     def finish(self) -> None:
         """Write index, columns, directory and trailer, and bring all to the disk, still under the temporary name.
@@ -131,12 +147,15 @@ class RecordingWriter(Writer):
             ValueError: two records have the same key.
             OSError: the disk refuses.
         """
-        if self.content_id:
+        if self._state == "finished":
             return
-        self._refuse_duplicate_keys()
-        spools = self._spools({})
-        columns = tuple(spool.column for spool in spools.values())
-        sizes = layout.section_sizes(self._count, columns, {name: s.values.size for name, s in spools.items()})
+        self._require("open")
+        self._state = "broken"
+        if self._keys is self._own_keys:
+            refuse_same_keys(self.path, self._keys.repeated(), self.written_keys())
+        self._columns = self._columns or self._spools({})
+        columns = tuple(spool.column for spool in self._columns.values())
+        sizes = layout.section_sizes(self._count, columns, {name: s.values.size for name, s in self._columns.items()})
         plan = Layout.plan(self._records_end, sizes)
         sections = {name: self._write_section(name, section) for name, section in plan.sections.items()}
         raw = Directory(sections, columns, self._classes, self._metadata).encode()
@@ -147,9 +166,19 @@ class RecordingWriter(Writer):
         trailer = Trailer(self._count, self._records_end, directory, self.file_size, identity)
         self._put(self.file_size - layout.TRAILER.size, [trailer.encode()])
         self._complete()
+        self._close_spools()
         self.content_id = identity.hex()
+        self._state = "finished"
+
+    def publish(self) -> None:
+        """Give the finished pack its final name."""
+        self._require("finished")
+        self._publish()
+        self._state = "closed"
 
     def close(self) -> None:
+        if self._state == "closed":
+            return
         try:
             self.finish()
             self.publish()
@@ -157,14 +186,27 @@ class RecordingWriter(Writer):
             self.discard()
             raise
 
+    def discard(self) -> None:
+        if self._state != "closed":
+            self._state = "discarded"
+            self._discard()
+            self._close_spools()
+
+    def written_keys(self) -> Iterator[bytes]:
+        """The keys of the records so far, in order, as they are stored."""
+        if self._columns is not None:
+            yield from self._columns[KEY].each()
+
+    def _require(self, state: str) -> None:
+        if self._state != state:
+            raise ValueError(f"{self.path}: {REFUSALS[self._state]}")
+
     def _spools(self, first: Mapping[str, Any]) -> dict[str, ColumnSpool]:
-        """The columns' spools; made when the first record shows the types that were not declared."""
-        if self._columns is None:
-            declared = {column.name: column for column in self._declared}
-            inferred = [infer_column(name, value) for name, value in first.items() if name not in declared]
-            columns = [*declared.values(), *inferred]
-            self._columns = {c.name: ColumnSpool(c, self._folder) for c in sorted(columns, key=lambda c: c.name)}
-        return self._columns
+        """Spools for the declared columns, and for others of the types that the first record shows."""
+        declared = {column.name: column for column in self._declared}
+        inferred = [infer_column(name, value) for name, value in first.items() if name not in declared]
+        columns = sorted([*declared.values(), *inferred], key=lambda c: c.name)
+        return {column.name: ColumnSpool(column, self._folder) for column in columns}
 
     def _refuse_columns(self, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
         missing, unknown = sorted(known.keys() - given.keys()), sorted(given.keys() - known.keys())
@@ -173,45 +215,11 @@ class RecordingWriter(Writer):
             f"{unknown}; every record has the same columns: {sorted(known)}"
         )
 
-    def _refuse_duplicate_keys(self) -> None:
-        """Compare hashes, a slice of the hash space at a time; then the keys themselves where two hashes agree."""
-        passes = self._count // DUPLICATE_PASS + 1
-        for turn in range(passes):
-            hashes = np.sort(self._hashes(turn, passes))
-            twice = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
-            if twice:
-                self._name_duplicates(twice)
-
-    def _hashes(self, turn: int, passes: int) -> npt.NDArray[np.uint64]:
-        chunks = [np.frombuffer(chunk, "<u8") for chunk in self._key_hashes.chunks()]
-        return np.concatenate([chunk[chunk % passes == turn] for chunk in chunks] or [np.empty(0, np.uint64)])
-
-    def _name_duplicates(self, hashes: set[int]) -> None:
-        seen: dict[bytes, int] = {}
-        for index, key in enumerate(self._written_keys()):
-            if xxhash.xxh3_64_intdigest(key) in hashes and (first := seen.setdefault(key, index)) != index:
-                raise ValueError(
-                    f"{self.path}: records {first} and {index} have the same key {os.fsdecode(key)!r}; keys must "
-                    "differ, since unpack turns them into files"
-                )
-
-    def _written_keys(self) -> Iterator[bytes]:
-        spool = self._spools({})[KEY]
-        stops = (int(stop) for chunk in spool.rows.chunks() for stop in np.frombuffer(chunk, "<u8"))
-        pending, start = bytearray(), next(stops)
-        values = spool.values.chunks()
-        for stop in stops:
-            while len(pending) < stop - start:
-                pending += next(values)
-            yield bytes(pending[: stop - start])
-            del pending[: stop - start]
-            start = stop
-
     def _section_spool(self, name: str) -> Spool:
         kind, _, rest = name.partition(".")
         if kind == "index":
             return self._index[rest]
-        column = self._spools({})[rest]
+        column = (self._columns or {})[rest]
         return column.rows if kind == "rows" else column.values
 
     def _write_section(self, name: str, section: Section) -> Section:
@@ -227,8 +235,9 @@ class RecordingWriter(Writer):
         return digest.digest()
 
     def _close_spools(self) -> None:
-        for spool in (*self._index.values(), self._key_hashes):
+        for spool in self._index.values():
             spool.close()
+        self._own_keys.close()
         for column in (self._columns or {}).values():
             column.close()
 
@@ -251,3 +260,29 @@ def merge_columns(declared: Sequence[Column]) -> tuple[Column, ...]:
         if names.count(column.name) > 1 or own.get(column.name, column) != column:
             raise ValueError(f"column {column.name!r} is declared twice, or is packfmt's own with another type")
     return tuple({**own, **{column.name: column for column in declared}}.values())
+
+
+def checked_facts(classes: Sequence[str], metadata: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Classes and metadata as a reader will give them, refused now rather than after hours of work.
+
+    Raises:
+        ValueError: they cannot be stored, or would not come back as they are: JSON knows no keys but str.
+    """
+    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
+        raise ValueError(f"classes must be a list of str, got {classes!r:.100}")
+    _check_names(metadata, MAX_DEPTH)
+    raw = Directory({}, (), tuple(classes), dict(metadata)).encode()
+    return tuple(classes), json.loads(raw)["metadata"]  # a copy, which nobody changes while records are written
+
+
+def _check_names(value: Any, depth: int) -> None:
+    if not depth:
+        raise ValueError(f"metadata is nested more than {MAX_DEPTH} deep")
+    if isinstance(value, Mapping):
+        for name, member in value.items():
+            if not isinstance(name, str):
+                raise ValueError(f"metadata must have str names, got {name!r:.100}")
+            _check_names(member, depth - 1)
+    elif isinstance(value, (list, tuple)):
+        for member in value:
+            _check_names(member, depth - 1)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from packfmt.errors import FormatError
 from packfmt.record import Column
 from packfmt.storage.base import Buffer, Writer
+from packfmt.storage.keys import KeyHashes, refuse_same_keys
 from packfmt.storage.manifest import Manifest, join_ids
-from packfmt.storage.publish import PendingFile, refuse_existing
+from packfmt.storage.publish import PendingFile
 from packfmt.storage.writing import ShardWriter
 
 __all__ = ["ShardedWriter"]
@@ -19,10 +23,15 @@ __all__ = ["ShardedWriter"]
 class ShardedWriter(Writer):
     """Writes ``out-00000.bin``, ``out-00001.bin``, ... and last the manifest ``out.json``.
 
+    Finished shards wait under temporary names until all are, so that a killed writer leaves nothing that looks like a
+    pack. Memory and open files do not grow with the number of shards.
+
     Args:
         path: the manifest's name, ``out.json`` (``out.bin`` and ``out`` mean the same).
         shard_size: a shard takes records until it holds at least one and the next would pass this many bytes.
-        columns, classes, metadata, force: as ``ShardWriter``.
+        columns, classes, metadata, force: as ``ShardWriter``. Replacing a pack also removes those of its shards that
+            the new one has no more. Several files cannot be replaced at once: a reader that opens the pack in the
+            moment between shards and manifest, or after a crash there, is told that they do not belong together.
     """
 
     def __init__(
@@ -40,14 +49,17 @@ class ShardedWriter(Writer):
         base = Path(path)
         self._base = base.with_suffix("") if base.suffix in (".bin", ".json") else base
         self.path = os.fspath(self._base) + ".json"
-        if not force:
-            refuse_existing(Path(self.path))
         self._shard_size = shard_size
-        self._force = force
-        self._options: dict[str, Any] = {"columns": columns, "classes": classes, "metadata": metadata}
+        self._options: dict[str, Any] = {"columns": columns, "classes": classes, "metadata": metadata, "force": force}
         self._shards: list[ShardWriter] = []
-        self._start_shard()
-        self._manifest: PendingFile | None = None
+        self._keys = KeyHashes(base.parent)
+        self._manifest = PendingFile(Path(self.path), force=force)
+        try:
+            self._start_shard()
+        except BaseException:
+            self._manifest.discard()
+            raise
+        self._closed = False
         self.content_id = ""
 
     def __len__(self) -> int:
@@ -57,7 +69,7 @@ class ShardedWriter(Writer):
     def files(self) -> tuple[str, ...]:
         return (*(shard.path for shard in self._shards), self.path)
 
-    def write(self, data: Buffer, key: str, **columns: Any) -> None:
+    def write(self, data: Buffer, /, key: str, **columns: Any) -> None:
         shard = self._shards[-1]
         if len(shard) and shard.data_size + memoryview(data).nbytes > self._shard_size:
             shard.finish()
@@ -65,31 +77,60 @@ class ShardedWriter(Writer):
         shard.write(data, key, **columns)
 
     def close(self) -> None:
+        if self._closed:
+            return
         try:
-            self._shards[-1].finish()
-            rows = [(Path(s.path).name, len(s), s.file_size, s.content_id) for s in self._shards]
-            self._manifest = PendingFile(Path(self.path), force=self._force)
-            self._manifest.stream.write(Manifest(rows).encode())
+            self._finish()
+            replaced = self._replaced_shards()
             for shard in self._shards:
                 shard.publish()
             self._manifest.publish()
-            self.content_id = join_ids([shard.content_id for shard in self._shards])
         except BaseException:
-            self.discard()
+            self._take_back()
             raise
+        self._closed = True
+        self.content_id = join_ids([shard.content_id for shard in self._shards])
+        for path in replaced - {Path(shard.path) for shard in self._shards}:
+            with suppress(FileNotFoundError):
+                path.unlink()
 
     def discard(self) -> None:
-        for shard in self._shards:
-            shard.discard()
-        if self._manifest is not None:
+        if not self._closed:
+            for shard in self._shards:
+                shard.discard()
             self._manifest.discard()
+            self._keys.close()
+
+    def _finish(self) -> None:
+        if len(self._shards) > 1 and not len(self._shards[-1]):  # its only record was refused
+            self._shards.pop().discard()
+        self._shards[-1].finish()
+        refuse_same_keys(
+            self.path, self._keys.repeated(), (key for shard in self._shards for key in shard.written_keys())
+        )
+        self._keys.close()
+        rows = [(Path(shard.path).name, len(shard), shard.file_size, shard.content_id) for shard in self._shards]
+        self._manifest.stream.write(Manifest(rows).encode())
+        self._manifest.finish()
+
+    def _take_back(self) -> None:
+        for shard in self._shards:
+            shard.withdraw()
+        self.discard()
+
+    def _replaced_shards(self) -> set[Path]:
+        """The shards of the pack that is about to be replaced; none where there is none, or it cannot be read."""
+        try:
+            manifest = Manifest.load(self.path)
+        except (FormatError, OSError):
+            return set()
+        ours = re.compile(re.escape(self._base.name) + r"-\d{5,}\.bin")
+        return {self._base.with_name(name) for name, *_ in manifest.shards if ours.fullmatch(name)}
 
     def _start_shard(self) -> ShardWriter:
         options = dict(self._options)
         if self._shards:
             options["columns"] = self._shards[0].columns
         path = f"{self._base}-{len(self._shards):05d}.bin"
-        self._shards.append(ShardWriter(path, force=self._force, **options))
+        self._shards.append(ShardWriter(path, guard=self._manifest, keys=self._keys, **options))
         return self._shards[-1]
-
-

@@ -84,6 +84,19 @@ class ColumnSpool:
         if self.column.ragged:
             self.rows.append((self.values.size // self.column.row_bytes).to_bytes(8, "little"))
 
+    def each(self) -> Iterator[bytes]:
+        """The values of a ragged column so far, one by one, as bytes."""
+        stops = (int(stop) for chunk in self.rows.chunks() for stop in np.frombuffer(chunk, "<u8"))
+        pending, start = bytearray(), next(stops)
+        values = self.values.chunks()
+        for stop in stops:
+            size = (stop - start) * self.column.row_bytes
+            while len(pending) < size:
+                pending += next(values)
+            yield bytes(pending[:size])
+            del pending[:size]
+            start = stop
+
     def encode(self, value: Any) -> bytes | memoryview:
         """The bytes of one record's value.
 
@@ -93,13 +106,15 @@ class ColumnSpool:
         column = self.column
         try:
             if self._scalar is not None:
+                if column.dtype == "|b1" and value not in (0, 1):  # struct would take anything
+                    raise TypeError("must be True or False")
                 return self._scalar.pack(value)
             if column.kind == "text":
                 return value.encode("utf-8", "surrogateescape")  # type: ignore[no-any-return]
             if column.kind == "bytes":
                 return memoryview(value).cast("B")
             return self._encode_array(value)
-        except (struct.error, OverflowError, TypeError, AttributeError, UnicodeEncodeError) as error:
+        except (struct.error, OverflowError, TypeError, AttributeError, ValueError) as error:
             wanted = column.kind if column.kind != "array" else f"{column.dtype} of shape {column.shape}"
             raise ValueError(f"column {column.name!r}: {value!r:.80} is no {wanted}: {error}") from error
 

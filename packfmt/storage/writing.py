@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from packfmt import format as layout
 from packfmt.record import Column
 from packfmt.storage.base import Buffer
+from packfmt.storage.keys import KeyHashes
 from packfmt.storage.publish import PendingFile
 from packfmt.storage.recording import RecordingWriter
+from packfmt.storage.shardfile import ShardFile
 
 __all__ = ["ShardWriter"]
 
@@ -25,6 +28,8 @@ class ShardWriter(RecordingWriter):
         classes: class names that the column ``label`` counts.
         metadata: JSON-able facts to keep.
         force: replace an existing file.
+        guard: of a pack of several shards, the pending manifest; see ``PendingFile``.
+        keys: as ``RecordingWriter``.
 
     Raises:
         FileExistsError: the target exists and ``force`` is off.
@@ -39,22 +44,33 @@ class ShardWriter(RecordingWriter):
         classes: Sequence[str] = (),
         metadata: Mapping[str, Any] | None = None,
         force: bool = False,
+        guard: PendingFile | None = None,
+        keys: KeyHashes | None = None,
     ) -> None:
-        super().__init__(path, columns=columns, classes=classes, metadata=metadata)
-        self._file = PendingFile(Path(self.path), force=force)
+        super().__init__(path, columns=columns, classes=classes, metadata=metadata, keys=keys)
+        self._file = PendingFile(Path(self.path), force=force, guard=guard)
         self._position = self._file.stream.write(layout.encode_header())
 
     @property
     def files(self) -> tuple[str, ...]:
         return (self.path,)
 
-    def publish(self) -> None:
-        self._file.publish()
-        self._close_spools()
+    def withdraw(self) -> None:
+        """Take the published shard back, unless it replaced another."""
+        self._file.withdraw()
 
-    def discard(self) -> None:
+    def written_keys(self) -> Iterator[bytes]:
+        if len(self) and self.content_id:
+            with closing(ShardFile(os.fspath(self._file.temporary), "auto")) as file:
+                yield from file.keys()
+        else:
+            yield from super().written_keys()
+
+    def _publish(self) -> None:
+        self._file.publish()
+
+    def _discard(self) -> None:
         self._file.discard()
-        self._close_spools()
 
     def _store(self, data: Buffer) -> None:
         self._position += self._file.stream.write(data)
