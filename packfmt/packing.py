@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -118,10 +119,13 @@ def copy_records(
     report = PackReport(os.fspath(out), bad=bad)
     total = source.count() if progress is not None else None
     counts = _Counts()
-    with storage.create(
-        out, columns=source.columns, classes=source.classes, metadata=source.metadata, **create_options
-    ) as writer:
-        for item in _prepare_all(source, _ordered(source, shuffle), threads):
+    with (
+        storage.create(
+            out, columns=source.columns, classes=source.classes, metadata=source.metadata, **create_options
+        ) as writer,
+        closing(_prepare_all(source, _ordered(source, shuffle), threads)) as items,
+    ):
+        for item in items:
             if item.problem is not None:
                 report.problems.append(item.problem)
             if item.skipped:
@@ -163,8 +167,9 @@ class _Counts:
         self._formats[columns["format"]] += 1
         self.rotated += columns["orientation"] > 1
         self.cmyk += bool(columns["flags"] & CMYK)
-        if "label" in columns:
-            self._labels[columns["label"]] += 1
+        label = columns.get("label")
+        if isinstance(label, (int, np.integer)):
+            self._labels[int(label)] += 1
 
     def fill(self, report: PackReport, classes: Sequence[str]) -> None:
         report.records, report.bytes, report.rotated, report.cmyk = self.records, self.bytes, self.rotated, self.cmyk
@@ -182,14 +187,17 @@ def _ordered(source: Source, seed: int | None) -> Iterator[Any]:
         return
     if not source.random_access:
         raise ConvertError(f"a {source.kind} source is read in one go: convert it as it is, then shuffle the pack")
+    if seed < 0:
+        raise ValueError(f"shuffle={seed} must be a seed of 0 or more")
     entries = list(source.entries())
-    for position in np.random.Generator(np.random.Philox(seed)).permutation(len(entries)).tolist():
+    # Sorted by raw Philox numbers, whose stream numpy guarantees; that of its own permutation may change.
+    for position in np.argsort(np.random.Philox(key=seed).random_raw(len(entries)), kind="stable").tolist():
         yield entries[position]
 
 
-def _prepare_all(source: Source, entries: Iterator[Any], threads: int | None) -> Iterator[_Prepared]:
+def _prepare_all(source: Source, entries: Iterator[Any], threads: int | None) -> Generator[_Prepared, None, None]:
     """Load and sniff in threads, a bounded number of chunks ahead; yield in order."""
-    workers = threads or max(2, os.cpu_count() or 2)
+    workers = max(2, os.cpu_count() or 2) if threads is None else threads
     if workers < 1:
         raise ValueError(f"threads={threads} must be at least 1")
     pending: deque[Future[list[_Prepared]]] = deque()

@@ -27,7 +27,7 @@ class BadImagesError(ConvertError):
     """Bad images were found and ``bad="fail"`` forbids them. ``problems`` lists all; nothing was written."""
 
     def __init__(self, where: str, problems: Sequence[BadImage]) -> None:
-        lines = [f"  {problem.key}: {problem.reason}" for problem in problems[:LISTED]]
+        lines = [f"  {problem.key!r}: {problem.reason}" for problem in problems[:LISTED]]
         more = [f"  and {len(problems) - LISTED} more"] if len(problems) > LISTED else []
         super().__init__(
             "\n".join(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +14,13 @@ from packfmt.errors import DecodeError, SourceError
 from packfmt.images.sniff import magic
 from packfmt.record import Column, Record
 from packfmt.sources.base import BadEntry, SkipEntry, Source
-from packfmt.sources.inputs import is_hidden, is_image_name
+from packfmt.sources.inputs import MAX_IMAGE_BYTES, is_hidden, is_image_name
 
 __all__ = ["FolderSource"]
 
 MAGIC_BYTES = 32  # what magic() looks at
+
+_Folders = tuple[tuple[int, int], ...]  # device and inode of a folder and those above it, where links are followed
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +63,10 @@ class FolderSource(Source):
         super().__init__()
         self.root = os.fspath(root)
         self._follow = follow_links
+        if not os.path.lexists(self.root):
+            raise FileNotFoundError(errno.ENOENT, "no such folder of images", self.root)
         if not os.path.isdir(self.root):
-            kind = NotADirectoryError if os.path.lexists(self.root) else FileNotFoundError
-            raise kind(errno.ENOTDIR, "not a folder of images", self.root)
+            raise NotADirectoryError(errno.ENOTDIR, "not a folder of images", self.root)
         found = self._class_folders() if labelled else ()
         self.classes = found if classes is None else classes
         unknown = sorted(set(found) - set(self.classes))
@@ -75,59 +79,76 @@ class FolderSource(Source):
             self.classes = ()
 
     def entries(self) -> Iterator[Any]:
-        for found in self._walk("", count=False):
-            if isinstance(found, _File) and self._labels and found.label < 0:
-                yield BadEntry(found.key, "lies beside the class folders and has no class")
+        self.skipped.clear()
+        for key, entry in self._walk(self.skipped):
+            if isinstance(entry, BadEntry):
+                yield entry
             else:
-                yield found
+                yield from self._file(key, entry)
 
     def load(self, entry: Any) -> Record:
         if isinstance(entry, BadEntry):
             raise DecodeError(entry.reason, path=self.root, key=entry.key)
         data = self._read(entry)
+        if self._labels and entry.label < 0:
+            raise DecodeError("lies beside the class folders and has no class", path=self.root, key=entry.key)
         return Record(data, entry.key, {"label": entry.label} if self._labels else {})
 
     def size(self, entry: Any) -> int:
         return entry.size if isinstance(entry, _File) else 0
 
     def count(self) -> int | None:
-        return sum(1 for _ in self._walk("", count=True))
+        return sum(1 for _ in self._walk(Counter()))
 
     def _class_folders(self) -> tuple[str, ...]:
         with os.scandir(self.root) as found:
-            names = [e.name for e in found if not is_hidden(e.name) and self._is_folder(e)]
-        return tuple(sorted(names, key=os.fsencode))
+            names = [_text(e.name) for e in found if not is_hidden(e.name) and self._is_folder(e)]
+        return tuple(sorted(names, key=_raw))
 
     def _is_folder(self, entry: os.DirEntry[str]) -> bool:
-        return entry.is_dir(follow_symlinks=self._follow)
-
-    def _walk(self, prefix: str, *, count: bool, above: tuple[tuple[int, int], ...] = ()) -> Iterator[_File | BadEntry]:
-        """Depth first, folders sorted as if their names ended in "/": the byte order of whole paths."""
-        folder = os.path.join(self.root, prefix)
         try:
+            return entry.is_dir(follow_symlinks=self._follow)
+        except OSError:  # a link to itself, say; whoever stats it will report it
+            return False
+
+    def _walk(self, skipped: Counter[str]) -> Iterator[tuple[str, os.DirEntry[str] | BadEntry]]:
+        """Keys and files, depth first. No recursion: a tree may be deeper than the interpreter's stack."""
+        open_folders = [self._list("", (), skipped)]
+        while open_folders:
+            for key, entry, above in open_folders[-1]:
+                if isinstance(entry, BadEntry):
+                    yield key, entry
+                elif is_hidden(entry.name):
+                    skipped["hidden or system file"] += 1
+                elif key.endswith("/"):
+                    open_folders.append(self._list(key, above, skipped))
+                    break
+                elif entry.is_symlink() and not self._follow:
+                    skipped["symbolic link (--follow-links takes them)"] += 1
+                else:
+                    yield key, entry
+            else:
+                open_folders.pop()
+
+    def _list(
+        self, folder: str, above: _Folders, skipped: Counter[str]
+    ) -> Iterator[tuple[str, os.DirEntry[str] | BadEntry, _Folders]]:
+        """What is in a folder, sub-folders sorted as if their names ended in "/": the byte order of whole paths."""
+        try:
+            path = self._path(folder)
             if self._follow:
-                status = os.stat(folder)
+                status = os.stat(path)
                 if (status.st_dev, status.st_ino) in above:
-                    self._skip("link in a circle", count)
+                    skipped["link in a circle"] += 1
                     return
                 above = (*above, (status.st_dev, status.st_ino))
-            with os.scandir(folder) as found:
-                entries = [(os.fsencode(e.name) + (b"/" if self._is_folder(e) else b""), e) for e in found]
+            with os.scandir(path) as found:
+                entries = [(folder + _text(e.name) + "/" * self._is_folder(e), e) for e in found]
         except OSError as error:
-            yield BadEntry(prefix or ".", f"cannot list the folder: {error.strerror}")
+            yield folder, BadEntry(folder or ".", f"cannot list the folder: {error.strerror}"), above
             return
-        for sort_key, entry in sorted(entries, key=lambda pair: pair[0]):
-            key = prefix + entry.name
-            if is_hidden(entry.name):
-                self._skip("hidden or system file", count)
-            elif sort_key.endswith(b"/"):
-                yield from self._walk(key + "/", count=count, above=above)
-            elif entry.is_symlink() and not self._follow:
-                self._skip("symbolic link (--follow-links takes them)", count)
-            elif count:
-                yield _File(key, 0, 0)
-            else:
-                yield from self._file(key, entry)
+        for key, entry in sorted(entries, key=lambda pair: _raw(pair[0])):
+            yield key, entry, above
 
     def _file(self, key: str, entry: os.DirEntry[str]) -> Iterator[_File | BadEntry]:
         try:
@@ -136,33 +157,35 @@ class FolderSource(Source):
             yield BadEntry(key, f"cannot be read: {error.strerror}")
             return
         if not stat.S_ISREG(status.st_mode):
-            self._skip("not a regular file", False)
+            self.skipped["not a regular file"] += 1
             return
         yield _File(key, self._labels.get(key.partition("/")[0], -1) if "/" in key else -1, status.st_size)
 
-    def _skip(self, reason: str, count: bool) -> None:
-        if not count:
-            self.skipped[reason] += 1
+    def _path(self, key: str) -> str:
+        return os.path.join(self.root, os.fsdecode(_raw(key)))
 
     def _read(self, file: _File) -> bytes:
         """The whole file. Opened so that a FIFO put in its place does not block and a link is not followed."""
         flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         if not self._follow:
             flags |= getattr(os, "O_NOFOLLOW", 0)
-        descriptor = os.open(os.path.join(self.root, file.key), flags)
+        descriptor = os.open(self._path(file.key), flags)
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise SkipEntry("not a regular file")
-            if not is_image_name(file.key) and not magic(os.pread(descriptor, MAGIC_BYTES, 0)):
+            if not is_image_name(file.key) and not magic(os.read(descriptor, MAGIC_BYTES)):
                 raise SkipEntry("not an image")
+            if status.st_size > MAX_IMAGE_BYTES:
+                raise DecodeError(
+                    f"{status.st_size} bytes, allowed are {MAX_IMAGE_BYTES}", path=self.root, key=file.key
+                )
+            os.lseek(descriptor, 0, os.SEEK_SET)
             data = _read_all(descriptor, status.st_size)
         finally:
             os.close(descriptor)
         if len(data) != status.st_size:
-            raise DecodeError(
-                f"changed while it was read: {len(data)} bytes, was {status.st_size}", path=self.root, key=file.key
-            )
+            raise DecodeError(f"changed while it was read; it had {status.st_size} bytes", path=self.root, key=file.key)
         return data
 
 
@@ -172,3 +195,12 @@ def _read_all(descriptor: int, size: int) -> bytes:
     while len(data) < size and (more := os.read(descriptor, size + 1 - len(data))):
         data += more
     return data
+
+
+def _text(name: str) -> str:
+    """A name as keys have it, whatever the locale's encoding: UTF-8, other bytes as surrogates."""
+    return os.fsencode(name).decode("utf-8", "surrogateescape")
+
+
+def _raw(key: str) -> bytes:
+    return key.encode("utf-8", "surrogateescape")
