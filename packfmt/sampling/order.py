@@ -180,6 +180,11 @@ class BatchSampler(ABC):
         if self._claimed or epoch != self._epoch:
             self._move(epoch, 0)
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """The epoch and the position in it where the next iteration starts."""
+        return (self._epoch + 1, 0) if self._claimed else (self._epoch, self._position)
+
     def state_dict(self, *, epoch: int | None = None, position: int | None = None) -> dict[str, int | str]:
         """Where the stream stands, as a few numbers that fit into JSON.
 
@@ -251,7 +256,7 @@ class BatchSampler(ABC):
 
     def __iter__(self) -> Iterator[list[SampleIndex]]:
         # The first `next` claims the epoch: a DataLoader with workers makes iterators that it never uses.
-        epoch, start = (self._epoch + 1, 0) if self._claimed else (self._epoch, self._position)
+        epoch, start = self.place
         self._move(epoch, start)
         self._claimed = True
         run = self._run

@@ -1,0 +1,281 @@
+"""One batch on its way from record bytes to samples: planned in the caller's thread, worked on in the pool's."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from packfmt.errors import CorruptError, DecodeError
+from packfmt.images.decode import Decoder
+from packfmt.images.geometry import Crop, HorizontalFlip
+from packfmt.randomness import Keys, sampling
+from packfmt.storage import Reader
+from packfmt.training.pool import Pool
+
+__all__ = ["Allocate", "BatchJob", "BatchPlan", "Recipe", "Timing", "plan_batch"]
+
+Array = npt.NDArray[Any]
+Pixels = npt.NDArray[np.uint8]
+Allocate = Callable[[tuple[int, ...]], Pixels]
+
+MAX_CHUNK = 32  # images per task: enough that handing tasks over costs nothing
+LARGE_RECORD = 16 << 10  # bytes from which timing every sample by itself costs under 1 %
+
+
+@dataclass(slots=True)
+class Timing:
+    """Seconds that a batch took, summed over threads, and the slowest samples (seconds, index)."""
+
+    read: float = 0.0
+    decode: float = 0.0
+    transform: float = 0.0
+    collate: float = 0.0
+    slowest: list[tuple[float, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How samples are made: what stays the same for all batches of a dataset. Thread-safe."""
+
+    reader: Reader
+    decoder: Decoder
+    crop: Crop | None
+    flip: HorizontalFlip | None
+    transform: Callable[[Any], Any] | None
+    present: Callable[[Pixels], Any]  # pixels (H, W, C) to what the transform and the user see
+    on_error: Literal["raise", "skip"]
+
+
+@dataclass(slots=True)
+class BatchPlan:
+    """Everything about a batch that is known before it is read.
+
+    ``out`` is the batch's array (N, H, W, C) where all images come out in one size, else None. ``boxes`` (N, 4) are the
+    crops in source pixels, None without a crop. ``images`` takes one entry per sample: its pixels, or what the
+    transform returned.
+    """
+
+    indices: npt.NDArray[np.int64]
+    keys: Keys
+    heights: npt.NDArray[np.int64]
+    widths: npt.NDArray[np.int64]
+    boxes: npt.NDArray[np.int64] | None
+    flips: npt.NDArray[np.bool_] | None
+    orientations: Array | None
+    out: Pixels | None
+    images: list[Any]
+
+
+def plan_batch(
+    recipe: Recipe, indices: npt.NDArray[np.int64], keys: Keys, allocate: Allocate | None = None
+) -> BatchPlan:
+    """Choose crops and flips for these records, and take memory for the batch.
+
+    Args:
+        recipe: the dataset's.
+        indices: (N,) records.
+        keys: (N,) their random keys.
+        allocate: gives the array for decoded images by its shape; None takes new memory.
+    """
+    heights, widths, orientations = _sizes(recipe, indices)
+    boxes = None if recipe.crop is None else recipe.crop.boxes(heights, widths, keys)
+    flips = None if recipe.flip is None else recipe.flip.flips(keys)
+    size = recipe.crop.size if recipe.crop is not None else _common_size(heights, widths)
+    channels = 3 if recipe.decoder.mode == "RGB" else 1
+    out = None if size is None else (allocate or _new_array)((len(indices), *size, channels))
+    return BatchPlan(indices, keys, heights, widths, boxes, flips, orientations, out, [None] * len(indices))
+
+
+def _sizes(
+    recipe: Recipe, indices: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Array | None]:
+    """Heights and widths as the decoder will show them, and the orientation tags if they are applied."""
+    columns = recipe.reader.columns
+    # A kept bad image has size 0 in the index; it will fail when decoded, and until then needs a size.
+    heights = np.maximum(columns["height"][indices].astype(np.int64), 1)
+    widths = np.maximum(columns["width"][indices].astype(np.int64), 1)
+    if recipe.decoder.orientation == "ignore":
+        return heights, widths, None
+    orientations = columns["orientation"][indices]
+    turned = orientations >= 5
+    return np.where(turned, widths, heights), np.where(turned, heights, widths), orientations
+
+
+def _common_size(heights: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]) -> tuple[int, int] | None:
+    if len(heights) and (heights == heights[0]).all() and (widths == widths[0]).all():
+        return int(heights[0]), int(widths[0])
+    return None
+
+
+def _new_array(shape: tuple[int, ...]) -> Pixels:
+    array: Pixels = torch.empty(shape, dtype=torch.uint8).numpy()
+    return array
+
+
+class BatchJob:
+    """A batch under way. ``result`` waits for it."""
+
+    def __init__(
+        self, recipe: Recipe, plan: BatchPlan, pool: Pool, then: Callable[[BatchJob], Any] | None = None
+    ) -> None:
+        self.recipe = recipe
+        self.plan = plan
+        self.product: Any = None
+        self.failures: dict[int, Exception] = {}
+        self.timing = Timing()
+        self._then = then
+        self._raised = False
+        self._lock = threading.Lock()
+        count = len(plan.indices)
+        # A few chunks per thread, so that one large image does not leave the other threads idle at the end.
+        size = max(1, min(MAX_CHUNK, -(-count // (2 * pool.threads))))
+        starts = range(0, count, size) or range(1)  # an empty batch is finished in a thread too
+        self._left = len(starts)
+        self._futures = [pool.submit(self._run, start, min(start + size, count)) for start in starts]
+
+    def wait(self) -> dict[int, Exception]:
+        """Wait until all samples are done: position in the batch to error of those that failed.
+
+        Raises:
+            DecodeError, CorruptError: the first failed sample, with ``on_error="raise"``.
+            Exception: whatever the user's transform raised, with the sample named in a note.
+        """
+        error: BaseException | None = None
+        for future in self._futures:
+            try:
+                future.result()
+            except Exception as raised:
+                error = error or raised
+        if error is not None:
+            raise error
+        if self.failures and self.recipe.on_error == "raise":
+            raise self.failures[min(self.failures)]
+        return self.failures
+
+    @property
+    def done(self) -> bool:
+        """Whether ``wait`` would return at once."""
+        return all(future.done() for future in self._futures)
+
+    def cancel(self) -> None:
+        """Drop the parts that no thread has begun."""
+        for future in self._futures:
+            future.cancel()
+
+    def _run(self, start: int, stop: int) -> None:
+        try:
+            self._work(start, stop)
+        except BaseException:
+            self._raised = True
+            raise
+        finally:
+            with self._lock:
+                self._left -= 1
+                last = not self._left
+        failed = self._raised or (self.failures and self.recipe.on_error == "raise")
+        if last and self._then is not None and not failed:
+            began = time.perf_counter()
+            self.product = self._then(self)
+            self.timing.collate = time.perf_counter() - began
+
+    def _work(self, start: int, stop: int) -> None:
+        began = time.perf_counter()
+        records = self._read(start, stop)
+        read = time.perf_counter()
+        if self.recipe.reader.record_bytes >= LARGE_RECORD:
+            for position in range(start, stop):
+                before = time.perf_counter()
+                self._decode(records[position - start : position - start + 1], position)
+                self._note_time(time.perf_counter() - before, position)
+        else:
+            self._decode(records, start)
+            self._note_time((time.perf_counter() - read) / (stop - start), start)
+        decoded = time.perf_counter()
+        if self.recipe.transform is not None:
+            for position in range(start, stop):
+                if position not in self.failures:
+                    self.plan.images[position] = self._transform(position, self.plan.images[position])
+        done = time.perf_counter()
+        self.timing.read += read - began  # a race between threads may lose one of thousands: these are statistics
+        self.timing.decode += decoded - read
+        self.timing.transform += done - decoded
+
+    def _note_time(self, seconds: float, position: int) -> None:
+        self.timing.slowest.append((seconds, int(self.plan.indices[position])))
+
+    def _read(self, start: int, stop: int) -> list[memoryview]:
+        reader, indices = self.recipe.reader, self.plan.indices
+        try:
+            return reader.read(indices[start:stop])
+        except CorruptError:
+            return [self._read_one(position) for position in range(start, stop)]
+
+    def _read_one(self, position: int) -> memoryview:
+        try:
+            return self.recipe.reader.read(self.plan.indices[position : position + 1])[0]
+        except CorruptError as error:
+            self.failures[position] = error
+            return memoryview(b"")
+
+    def _decode(self, records: Sequence[memoryview], start: int) -> None:
+        plan, decoder = self.plan, self.recipe.decoder
+        stop = start + len(records)
+        if plan.out is None:
+            for position, record in enumerate(records, start):
+                self._decode_alone(position, record)
+            return
+        failures = decoder.decode_into(
+            records,
+            plan.out[start:stop],
+            boxes=None if plan.boxes is None else plan.boxes[start:stop],
+            flips=None if plan.flips is None else plan.flips[start:stop],
+            orientations=None if plan.orientations is None else plan.orientations[start:stop],
+        )
+        for place, message in failures:
+            self._fail(start + place, message)
+        for position in range(start, stop):
+            plan.images[position] = plan.out[position]
+
+    def _decode_alone(self, position: int, record: memoryview) -> None:
+        try:
+            pixels = self.recipe.decoder.decode(record)
+        except DecodeError as error:
+            self._fail(position, error.message)
+            return
+        flips = self.plan.flips
+        self.plan.images[position] = (
+            np.ascontiguousarray(pixels[:, ::-1]) if flips is not None and flips[position] else pixels
+        )
+
+    def _fail(self, position: int, message: str) -> None:
+        if position in self.failures:  # its bytes were damaged already
+            return
+        reader, index = self.recipe.reader, int(self.plan.indices[position])
+        path, local = reader.locate(index)
+        self.failures[position] = DecodeError(message, path=path, index=local, key=reader.key(index))
+
+    def _transform(self, position: int, pixels: Pixels) -> Any:
+        recipe = self.recipe
+        if recipe.transform is None:
+            return pixels
+        with sampling(self.plan.keys[position]):
+            try:
+                return recipe.transform(recipe.present(pixels))
+            except Exception as error:
+                index = int(self.plan.indices[position])
+                _add_note(error, f"in the transform of record {index}, key {recipe.reader.key(index)!r}")
+                raise
+
+
+def _add_note(error: Exception, note: str) -> None:
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:  # Python 3.10
+        error.args = (f"{error} ({note})",) if len(error.args) <= 1 else (*error.args, note)

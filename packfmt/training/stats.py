@@ -1,0 +1,136 @@
+"""Where the time goes."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from dataclasses import dataclass, field
+
+from packfmt.training.batch import Timing
+
+__all__ = ["LoaderStats", "StatsRecorder"]
+
+SLOWEST = 10
+KEYS = 1000  # keys of skipped records that are remembered
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderStats:
+    """What a loader did since it was made, or since ``reset``.
+
+    Times in seconds. ``read``, ``decode`` and ``transform`` are summed over threads and can exceed the wall time;
+    ``collate`` too is spent in the threads. ``transfer`` and ``wait`` pass in the consumer's thread.
+
+    Attributes:
+        batches, samples: handed out.
+        read, decode, transform, collate: per stage, over all threads.
+        transfer: pinning and copying to the device.
+        wait: the consumer waited for a batch.
+        consume: the consumer did something else between two batches.
+        threads: that decode, over all workers.
+        depth: batches ready when one was asked for, on average.
+        skipped: records left out by ``on_error="skip"``.
+        skipped_keys: their keys, the first thousand.
+        slowest: (seconds, key) of the slowest samples. Where records are small, a sample stands for its chunk's mean.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    read: float = 0.0
+    decode: float = 0.0
+    transform: float = 0.0
+    collate: float = 0.0
+    transfer: float = 0.0
+    wait: float = 0.0
+    consume: float = 0.0
+    threads: int = 1
+    depth: float = 0.0
+    skipped: int = 0
+    skipped_keys: tuple[str, ...] = ()
+    slowest: tuple[tuple[float, str], ...] = ()
+
+    @property
+    def waited(self) -> float:
+        """The share of the time that the consumer waited, 0 to 1."""
+        return self.wait / max(self.wait + self.consume + self.transfer, 1e-12)
+
+    @property
+    def verdict(self) -> str:
+        """What limits the run: "consumer-bound", "disk-bound", "transform-bound" or "decode-bound"."""
+        if self.waited < 0.1:
+            return "consumer-bound"
+        transform = self.transform + self.collate
+        stages = {"disk-bound": self.read, "decode-bound": self.decode, "transform-bound": transform}
+        return max(stages, key=lambda name: stages[name])
+
+    @property
+    def advice(self) -> str:
+        """One line on what would help."""
+        return {
+            "consumer-bound": "the loop is the limit, not the loading: nothing to gain here",
+            "disk-bound": "reading is the limit: use a local disk, larger blocks, or more memory for the page cache",
+            "decode-bound": "decoding is the limit: more cores, images stored nearer to the size used, or fast=True",
+            "transform-bound": "the transform is the limit: crop and flip with packfmt's, normalise on the device",
+        }[self.verdict]
+
+
+@dataclass(slots=True)
+class StatsRecorder:
+    """Adds up what ``LoaderStats`` shows. Used by the consumer's thread only."""
+
+    threads: int = 1
+    times: dict[str, float] = field(default_factory=dict)
+    batches: int = 0
+    samples: int = 0
+    depth: int = 0
+    skipped: int = 0
+    skipped_keys: list[str] = field(default_factory=list)
+    slowest: list[tuple[float, str]] = field(default_factory=list)
+    _left_at: float | None = None
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Count seconds towards a stage."""
+        self.times[stage] = self.times.get(stage, 0.0) + seconds
+
+    def add_batch(self, samples: int, timing: Timing, keys: dict[int, str], skipped: list[str], depth: int) -> None:
+        """Count a batch that was handed out.
+
+        Args:
+            samples: in it.
+            timing: the time it took.
+            keys: index to key, for the slowest samples in ``timing``.
+            skipped: keys of records left out.
+            depth: batches that were ready.
+        """
+        self.batches += 1
+        self.samples += samples
+        self.depth += depth
+        self.skipped += len(skipped)
+        self.skipped_keys += skipped[: max(0, KEYS - len(self.skipped_keys))]
+        for stage in ("read", "decode", "transform", "collate"):
+            self.add(stage, getattr(timing, stage))
+        named = [(seconds, keys[index]) for seconds, index in timing.slowest if index in keys]
+        self.slowest = heapq.nlargest(SLOWEST, self.slowest + named)
+
+    def leave(self) -> None:
+        """The consumer goes away with a batch."""
+        self._left_at = time.perf_counter()
+
+    def come_back(self) -> None:
+        """The consumer asks for the next one."""
+        if self._left_at is not None:
+            self.add("consume", time.perf_counter() - self._left_at)
+            self._left_at = None
+
+    def snapshot(self) -> LoaderStats:
+        """The sums so far."""
+        return LoaderStats(
+            batches=self.batches,
+            samples=self.samples,
+            threads=self.threads,
+            depth=self.depth / max(self.batches, 1),
+            skipped=self.skipped,
+            skipped_keys=tuple(self.skipped_keys),
+            slowest=tuple(self.slowest),
+            **self.times,
+        )

@@ -1,0 +1,94 @@
+"""What training is told about an image: labels, boxes, any column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from packfmt.images.geometry import crop_boxes
+from packfmt.storage import Reader
+from packfmt.training.batch import BatchPlan
+from packfmt.training.collate import collate_targets
+
+__all__ = ["BOXES", "Targets"]
+
+BOXES = "boxes"
+NO_LABEL = -1
+
+
+class Targets:
+    """Makes targets from columns. Thread-safe, picklable.
+
+    Args:
+        reader: whose columns.
+        fields: a column name, several, or None for ``label``.
+        transform: called with each target, or None.
+
+    Raises:
+        ValueError: there is no such column.
+    """
+
+    def __init__(
+        self, reader: Reader, fields: str | Sequence[str] | None, transform: Callable[[Any], Any] | None
+    ) -> None:
+        self._reader = reader
+        self._names = (fields,) if isinstance(fields, str) else tuple(fields or ())
+        self._several = fields is not None and not isinstance(fields, str)
+        self._transform = transform
+        if fields is None and "label" in reader.columns:
+            self._names = ("label",)
+        unknown = [name for name in self._names if name not in reader.columns]
+        if unknown:
+            raise ValueError(f"{reader.path}: no columns {unknown}; there are {', '.join(reader.columns)}")
+
+    def of_batch(self, plan: BatchPlan, positions: Sequence[int]) -> Any:
+        """Targets of these places in a batch, collated: (n,) tensors for numbers, lists for what differs in length."""
+        if self._transform is not None:
+            return collate_targets([self.of_sample(plan, position) for position in positions])
+        if not self._names:
+            return collate_targets(np.full(len(positions), NO_LABEL, np.int64))
+        values = {name: self._values(name, plan, positions) for name in self._names}
+        if BOXES in values:
+            self._move_boxes(values, plan, positions)
+        collated = {name: collate_targets(value) for name, value in values.items()}
+        return collated if self._several else collated[self._names[0]]
+
+    def of_sample(self, plan: BatchPlan, position: int) -> Any:
+        """The target of one place in a batch: a number, array, str or bytes, or a dict of them."""
+        values = {name: list(self._values(name, plan, [position])) for name in self._names}
+        if BOXES in values:
+            self._move_boxes(values, plan, [position])
+        row = {name: _plain(value[0]) for name, value in values.items()}
+        target = row if self._several else row[self._names[0]] if self._names else NO_LABEL
+        return target if self._transform is None else self._transform(target)
+
+    def _values(self, name: str, plan: BatchPlan, positions: Sequence[int]) -> Any:
+        # An index array makes numpy copy: targets are the user's own, writable, and no view of the file.
+        return self._reader.columns[name][plan.indices[np.asarray(positions, dtype=np.int64)]]
+
+    def _move_boxes(self, values: dict[str, Any], plan: BatchPlan, positions: Sequence[int]) -> None:
+        """Carry boxes through crop and flip, and drop with a vanished box what other ragged columns say of it."""
+        if plan.boxes is None and plan.flips is None:
+            return
+        ragged = [name for name, value in values.items() if isinstance(value, list)]
+        for place, position in enumerate(positions):
+            whole = (0, 0, int(plan.widths[position]), int(plan.heights[position]))
+            crop = whole if plan.boxes is None else plan.boxes[position]
+            size = whole[3:1:-1] if plan.boxes is None or plan.out is None else plan.out.shape[1:3]
+            flip = plan.flips is not None and bool(plan.flips[position])
+            count = len(values[BOXES][place])
+            moved, keep = crop_boxes(values[BOXES][place], crop, size, flip)
+            values[BOXES][place] = moved[keep]
+            for name in ragged:
+                value = values[name][place]
+                if name != BOXES and isinstance(value, np.ndarray) and len(value) == count:
+                    values[name][place] = value[keep]
+
+
+def _plain(value: Any) -> Any:
+    """Numbers as Python's own, arrays as copies the user may write to."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return value.copy() if isinstance(value, np.ndarray) else value
