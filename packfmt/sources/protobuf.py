@@ -85,6 +85,8 @@ def signed(value: int) -> int:
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    if at < len(view) and view[at] < 128:
+        return view[at], at + 1  # most numbers are this short
     value = 0
     for position in range(10):
         if at + position >= len(view):

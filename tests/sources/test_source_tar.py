@@ -128,6 +128,14 @@ def test_several_images_of_a_sample_share_its_parts(tmp_path: Path) -> None:
     assert any("several images" in note for note in source.notes)
 
 
+def test_a_part_of_one_image_is_not_lent_to_another(tmp_path: Path) -> None:
+    members = [("1.json", b"{}"), ("1.l.jpg", jpeg()), ("1.l.cls", b"4"), ("1.r.jpg", jpeg())]
+    left, right = TarSource(write_tar(tmp_path / "x.tar", members)).entries()
+    assert isinstance(left, Record)
+    assert isinstance(right, BadEntry)
+    assert ".cls" in right.reason
+
+
 def test_an_extension_of_two_pieces_is_a_column(tmp_path: Path) -> None:
     source = TarSource(write_tar(tmp_path / "x.tar", [("1.jpg", jpeg()), ("1.boxes.npy", npy(np.ones((2, 4), "<i2")))]))
     (record,) = source
@@ -341,6 +349,13 @@ def test_a_size_beyond_the_file_is_refused_before_reading(tmp_path: Path, field:
         list(TarSource(path))
     assert tracemalloc.get_traced_memory()[1] < 4 << 20
     tracemalloc.stop()
+
+
+def test_a_member_larger_than_the_rest_of_the_file_is_told_before_its_data_is_read(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpeg())])
+    patched(path, SIZE_FIELD, b"00000100000\0")
+    with pytest.raises(SourceError, match=r"'1\.jpg' declares 32768 bytes"):
+        list(TarSource(path))
 
 
 def test_a_huge_name_extension_is_refused(tmp_path: Path) -> None:

@@ -217,6 +217,14 @@ def test_a_length_beyond_the_file_is_refused_before_reading(tmp_path: Path, leng
     tracemalloc.stop()
 
 
+def test_a_compressed_bomb_is_refused_by_its_length(tmp_path: Path) -> None:
+    bomb = frame(struct.pack("<Q", 1 << 30))[DATA:]
+    path = tmp_path / "x"
+    path.write_bytes(gzip.compress(frame(imagenet(0)) + bomb + bytes(1 << 20)))
+    with pytest.raises(SourceError, match="record 1: 1073741824 bytes; at most"):
+        list(TFRecordSource(path).entries())
+
+
 @pytest.mark.parametrize("cut", [1, 4, 20, 5])
 def test_a_cut_file(tmp_path: Path, cut: int) -> None:
     path = write(tmp_path / "x", imagenet(0), imagenet(1))
