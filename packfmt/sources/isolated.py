@@ -41,6 +41,7 @@ READERS = {"lmdb": "packfmt.sources.lmdb_reading", "hdf5": "packfmt.sources.hdf5
 _GO = b"go\n"
 _PIPE_BYTES = 1 << 20
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, named in fcntl from Python 3.10 on Linux only
+_SLOW = "no frame came in time"
 _GRACE = 5.0  # seconds the parent waits beyond the child's own limit
 
 _START = (
@@ -147,7 +148,8 @@ class IsolatedReader:
             waiting.register(pipe.fileno(), select.POLLIN)
             if not waiting.poll((self._timeout + _GRACE) * 1000):
                 self._process.kill()
-                raise FrameError(f"no record came for {self._timeout:g} s")
+                self._process.wait()
+                raise FrameError(_SLOW)
         return pipe.readinto(buffer)  # type: ignore[attr-defined, no-any-return]
 
     def _next(self) -> tuple[dict[str, Any], memoryview] | None:
@@ -185,7 +187,7 @@ def _quote(lines: list[str]) -> str:
 
 def _ending(code: int | None, what: str, memory: int, timeout: float) -> str:
     alarm = getattr(signal, "SIGALRM", None)
-    if code is not None and code < 0 and alarm is not None and -code == alarm:
+    if what == _SLOW or (code is not None and alarm is not None and -code == alarm):
         return f"reading made no progress for {timeout:g} s and was ended: the file is damaged, or its disk too slow"
     if code is not None and code < 0:
         with contextlib.suppress(ValueError):

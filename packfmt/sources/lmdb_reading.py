@@ -138,6 +138,8 @@ def _kind(value: memoryview) -> str:
     told = what_is(value)
     if told.startswith(("lz4", "a zip", "a .npy")):
         return "features"
+    if told.startswith(("an HTML", "a Git LFS")):
+        return "raw"
     if told == "a pickle" or (len(value) and value[-1] == 0x2E and _reads("pickle", value)):
         return "pickle"
     if _is_datum(value):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -131,21 +132,24 @@ class Serialised(Layout):
 
 
 def _label_column(labels: list[Any]) -> ColumnSpec | None:
-    """The column that holds all these labels, or None where some record has none."""
-    if not labels or any(label is None for label in labels):
-        return None
-    if all(isinstance(label, str) for label in labels):
-        return ("label", "|u1", (None,), "text")
-    if all(isinstance(label, int) for label in labels):
-        return ("label", "<i8", (), "array")
-    if all(isinstance(label, int | float) for label in labels):
-        return ("label", "<f8", (), "array")
-    widths = {len(label) if isinstance(label, list) else 0 for label in labels}
-    if widths == {0} or 0 in widths:
-        return None
-    flat = [number for label in labels for number in label]
-    dtype = "<i8" if all(isinstance(number, int) for number in flat) else "<f8"
+    """The column for the most common kind of these labels, or None where that is none at all."""
+    kinds = Counter(_label_kind(label) for label in labels)
+    kind = kinds.most_common(1)[0][0]
+    if kind == "<i8" and kinds["<f8"]:
+        kind = "<f8"
+    if kind in ("", "text"):
+        return ("label", "|u1", (None,), "text") if kind else None
+    if kind != "vector":
+        return ("label", kind, (), "array")
+    rows = [label for label in labels if isinstance(label, list)]
+    widths = {len(row) for row in rows}
+    dtype = "<i8" if all(isinstance(number, int) for row in rows for number in row) else "<f8"
     return ("label", dtype, (widths.pop(),) if len(widths) == 1 else (None,), "array")
+
+
+def _label_kind(label: Any) -> str:
+    names = {int: "<i8", float: "<f8", str: "text", list: "vector"}
+    return names.get(type(label), "")
 
 
 def _fits(label: Any, column: ColumnSpec) -> bool:

@@ -1,0 +1,391 @@
+"""LMDB layouts, each written as its original writes it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import pickle
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+import lmdb
+import msgpack
+import numpy as np
+import pytest
+from foreign_inputs import decoded, encoded, pixels, write_lmdb
+
+from packfmt.errors import DecodeError, SourceError
+from packfmt.record import Column
+from packfmt.sources.lmdb import LMDBSource, recognise
+
+TEXT = Column("label", "|u1", (None,), "text")
+NUMBER = Column("label", "<i8")
+
+Row = tuple[str, bytes, dict[str, object]]
+
+
+def rows(source: LMDBSource) -> list[Row]:
+    return [(record.key, bytes(record.data), dict(record.columns)) for record in source]
+
+
+def text_recognition(count: int, stated: int | None = None, labelled: bool = True) -> Iterable[tuple[bytes, bytes]]:
+    for number in range(1, count + 1):
+        yield b"image-%09d" % number, encoded(number)
+        if labelled:
+            yield b"label-%09d" % number, f"wörd {number}".encode()
+    if stated is not None:
+        yield b"num-samples", b"%d" % stated
+
+
+def folder2lmdb(count: int, dumps: object, label: object = int) -> Iterable[tuple[bytes, bytes]]:
+    """As the much copied script: the image in a list, and what a DataLoader makes of an int."""
+    for number in range(count):
+        yield b"%d" % number, dumps(([encoded(number)], label(number)))
+    yield b"__keys__", dumps([b"%d" % number for number in range(count)])
+    yield b"__len__", dumps(count)
+
+
+def field(number: int, value: int | bytes) -> bytes:
+    def varint(rest: int) -> bytes:
+        rest &= 2**64 - 1
+        out = b""
+        while rest > 127:
+            out += bytes([rest & 127 | 128])
+            rest >>= 7
+        return out + bytes([rest])
+
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def raw_datum(image: np.ndarray, label: int) -> bytes:
+    """As convert_imageset without --encoded: planes of a BGR image."""
+    height, width, channels = image.shape
+    planes = image[..., ::-1].transpose(2, 0, 1).tobytes()
+    head = field(1, channels) + field(2, height) + field(3, width)
+    return head + field(4, planes) + field(5, label)
+
+
+def test_text_recognition(tmp_path: Path) -> None:
+    with LMDBSource(write_lmdb(tmp_path / "db", text_recognition(12, 12), map_size=1 << 40)) as source:
+        assert source.columns == (TEXT,)
+        assert source.count() == 12
+        assert source.describe()["layout"] == "text recognition"
+        expected = [(f"image-{n:09d}", encoded(n), {"label": f"wörd {n}"}) for n in range(1, 13)]
+        assert rows(source) == expected
+        assert rows(source) == expected  # a second iteration starts a second child
+        assert source.notes == []
+
+
+def test_a_count_that_disagrees_is_noted_and_the_keys_are_trusted(tmp_path: Path) -> None:
+    with LMDBSource(write_lmdb(tmp_path / "db", text_recognition(4, 9))) as source:
+        assert source.count() is None
+        assert len(rows(source)) == 4
+        assert "num-samples says 9, but there are 4" in source.notes[0]
+
+
+def test_an_interrupted_writer_leaves_all_that_is_there(tmp_path: Path) -> None:
+    with LMDBSource(write_lmdb(tmp_path / "db", text_recognition(3))) as source:
+        assert len(rows(source)) == 3
+        assert "num-samples is missing" in source.notes[0]
+
+
+def test_text_recognition_without_labels(tmp_path: Path) -> None:
+    with LMDBSource(write_lmdb(tmp_path / "db", text_recognition(3, 3, labelled=False))) as source:
+        assert source.columns == ()
+        assert [row[2] for row in rows(source)] == [{}, {}, {}]
+
+
+def test_an_image_without_its_label_is_a_bad_entry(tmp_path: Path) -> None:
+    entries = [entry for entry in text_recognition(3, 3) if entry[0] != b"label-000000002"]
+    with LMDBSource(write_lmdb(tmp_path / "db", entries)) as source:
+        handles = list(source.entries())
+        source.load(handles[0])
+        with pytest.raises(DecodeError, match="has no label"):
+            source.load(handles[1])
+
+
+def test_labels_of_another_encoding_keep_their_bytes(tmp_path: Path) -> None:
+    entries = [(b"image-000000001", encoded(1)), (b"label-000000001", "größe".encode("latin-1"))]
+    with LMDBSource(write_lmdb(tmp_path / "db", entries)) as source:
+        label = rows(source)[0][2]["label"]
+        assert label.encode("utf-8", "surrogateescape") == "größe".encode("latin-1")
+        assert "no UTF-8" in source.notes[0]
+
+
+def test_many_environments_below_a_folder_are_one_set(tmp_path: Path) -> None:
+    for name in ("train/b", "train/a", "valid"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_lmdb(tmp_path / name, text_recognition(2, 2))
+    assert recognise(tmp_path) == "lmdb"
+    with LMDBSource(tmp_path) as source:
+        assert source.count() == 6
+        assert [row[0] for row in rows(source)] == [
+            f"{place}/image-{n:09d}" for place in ("train/a", "train/b", "valid") for n in (1, 2)
+        ]
+
+
+def test_environments_of_different_layouts_are_refused(tmp_path: Path) -> None:
+    write_lmdb(tmp_path / "a", text_recognition(2, 2))
+    write_lmdb(tmp_path / "b", folder2lmdb(2, pickle.dumps))
+    with pytest.raises(SourceError, match="one at a time"):
+        LMDBSource(tmp_path)
+
+
+@pytest.mark.parametrize("which", ["hr", "lr"])
+def test_textzoom(tmp_path: Path, which: str) -> None:
+    entries = [(b"num-samples", b"2")]
+    for number in (1, 2):
+        entries.append((b"image_hr-%09d" % number, encoded(number)))
+        entries.append((b"image_lr-%09d" % number, encoded(number + 10)))
+        entries.append((b"label-%09d" % number, b"text"))
+    with LMDBSource(write_lmdb(tmp_path / "db", entries), which=which) as source:
+        found = rows(source)
+        assert [row[1] for row in found] == [encoded(n + (10 if which == "lr" else 0)) for n in (1, 2)]
+        assert found[0][2] == {"label": "text"}
+        assert f"image_{which}-* was read" in source.notes[0]
+        assert source.count() == 2
+
+
+def test_basicsr_is_compared_with_its_meta_info(tmp_path: Path) -> None:
+    images = {"000_0000": pixels(1, 6, 9), "001/0001": pixels(2, 7, 7)}
+    path = write_lmdb(tmp_path / "gt.lmdb", ((key.encode(), encoded(1, "PNG", height=6, width=9)) for key in images))
+    (path / "meta_info.txt").write_text("000_0000.png (6,9,3) 1\n001/0001.png (7,7,3) 1\n002.png (7,7,3) 1\n")
+    with LMDBSource(path) as source:
+        assert source.describe()["layout"] == "BasicSR"
+        assert [row[0] for row in rows(source)] == ["000_0000", "001/0001"]
+        assert "1 images differ from meta_info.txt in size, first '001/0001'" in source.notes
+        assert "1 images of meta_info.txt are not there, first '002'" in source.notes
+
+
+def test_caffe_datum_raw_becomes_lossless_rgb(tmp_path: Path) -> None:
+    path = write_lmdb(
+        tmp_path / "db",
+        [(b"%08d_cat/%d.jpg" % (n, n), raw_datum(pixels(n, 6, 9, 1 if n == 2 else 3), n - 1)) for n in range(3)],
+    )
+    with LMDBSource(path) as source:
+        assert source.columns == (NUMBER,)
+        found = rows(source)
+        assert [row[2]["label"] for row in found] == [-1, 0, 1]
+        np.testing.assert_array_equal(decoded(found[0][1]), pixels(0, 6, 9))
+        np.testing.assert_array_equal(decoded(found[2][1]), pixels(2, 6, 9, 1)[..., 0])
+        assert found[1][0] == "00000001_cat/1.jpg"
+        assert any("raw BGR" in note for note in source.notes)
+
+
+def test_caffe_datum_encoded_keeps_the_file(tmp_path: Path) -> None:
+    values = [field(4, encoded(n)) + field(5, 7) + field(7, 1) for n in range(2)]
+    path = write_lmdb(tmp_path / "db", [(b"%08d_x" % n, value) for n, value in enumerate(values)])
+    with LMDBSource(path) as source:
+        assert [row[1:] for row in rows(source)] == [(encoded(n), {"label": 7}) for n in range(2)]
+
+
+def test_caffe_datum_of_floats_is_refused(tmp_path: Path) -> None:
+    floats = field(1, 3) + field(2, 2) + field(3, 2) + field(6, struct.pack("<12f", *range(12)))
+    path = write_lmdb(tmp_path / "db", [(b"%08d_x" % n, floats) for n in range(2)])
+    with pytest.raises(SourceError, match="float_data"):
+        LMDBSource(path)
+
+
+def test_caffe_datum_with_sizes_that_do_not_add_up_is_bad(tmp_path: Path) -> None:
+    good, bad = raw_datum(pixels(1), 1), field(1, 3) + field(2, 8) + field(3, 9) + field(4, b"x" * 10) + field(5, 1)
+    with LMDBSource(write_lmdb(tmp_path / "db", [(b"00000000_a", good), (b"00000001_b", bad)])) as source:
+        handles = list(source.entries())
+        with pytest.raises(DecodeError, match=r"shape \(3, 8, 9\) with 10 bytes"):
+            source.load(handles[1])
+
+
+def test_lsun(tmp_path: Path) -> None:
+    entries = [(hashlib.sha1(bytes([n])).hexdigest().encode(), encoded(n, "WEBP")) for n in range(3)]
+    with LMDBSource(write_lmdb(tmp_path / "bedroom_lmdb", entries)) as source:
+        assert source.describe()["layout"] == "LSUN"
+        assert sorted(row[:2] for row in rows(source)) == sorted((key.decode(), value) for key, value in entries)
+
+
+@pytest.mark.parametrize(("resolution", "chosen"), [(None, 256), (64, 64)])
+def test_stylegan2_reads_one_resolution(tmp_path: Path, resolution: int | None, chosen: int) -> None:
+    entries = [(f"{res}-{n:05d}".encode(), encoded(n + res)) for res in (64, 128, 256) for n in range(3)]
+    with LMDBSource(write_lmdb(tmp_path / "db", [*entries, (b"length", b"3")]), resolution=resolution) as source:
+        assert [row[:2] for row in rows(source)] == [(f"{chosen}-{n:05d}", encoded(n + chosen)) for n in range(3)]
+        assert source.notes[0].startswith(f"resolution {chosen} was read")
+
+
+def test_diffae_has_seven_digits(tmp_path: Path) -> None:
+    entries = [(f"256-{n:07d}".encode(), encoded(n)) for n in range(2)]
+    with LMDBSource(write_lmdb(tmp_path / "db", [*entries, (b"length", b"2")])) as source:
+        assert len(rows(source)) == 2
+        assert source.notes == []
+
+
+def test_an_absent_resolution_is_an_error_that_lists_those_there(tmp_path: Path) -> None:
+    path = write_lmdb(tmp_path / "db", [(b"64-00000", encoded(1)), (b"length", b"1")])
+    with pytest.raises(SourceError, match="choose one of 64"):
+        LMDBSource(path, resolution=512)
+
+
+def test_nvae_images_come_in_the_numbers_order(tmp_path: Path) -> None:
+    with LMDBSource(write_lmdb(tmp_path / "db", ((b"%d" % n, encoded(n)) for n in range(12)))) as source:
+        assert [row[:2] for row in rows(source)] == [(str(n), encoded(n)) for n in range(12)]
+
+
+def test_nvae_raw_pixels_are_read_when_asked(tmp_path: Path) -> None:
+    path = write_lmdb(tmp_path / "db", [(b"%d" % n, pixels(n, 9, 9).tobytes()) for n in range(11)])
+    with pytest.raises(SourceError, match="raw_rgb=True"):
+        LMDBSource(path)
+    with LMDBSource(path, raw_rgb=True) as source:
+        found = rows(source)
+        assert [row[0] for row in found] == [str(n) for n in range(11)]
+        np.testing.assert_array_equal(decoded(found[10][1]), pixels(10, 9, 9))
+    with LMDBSource(path, raw_rgb=True, encode="jpeg:90") as source:
+        assert rows(source)[0][1][:3] == b"\xff\xd8\xff"
+
+
+def test_imaginaire_paths_with_texts_beside_the_images(tmp_path: Path) -> None:
+    entries = [(b"images/seq1/%05d.jpg" % n, encoded(n)) for n in range(3)]
+    entries += [(b"labels/seq1/%05d.json" % n, json.dumps({"x": n}).encode()) for n in range(3)]
+    with LMDBSource(write_lmdb(tmp_path / "db", entries)) as source:
+        assert [row[:2] for row in rows(source)] == [(key.decode(), value) for key, value in entries[:3]]
+        assert dict(source.skipped) == {"text beside the images": 3}
+
+
+def test_keys_that_climb_stay_keys(tmp_path: Path) -> None:
+    entries = [(b"../../etc/passwd", encoded(1)), (b"/abs/x.jpg", encoded(2)), (b"\xff\xfe.jpg", encoded(3))]
+    with LMDBSource(write_lmdb(tmp_path / "db", entries)) as source:
+        assert [os.fsencode(row[0]) for row in rows(source)] == [key for key, _ in entries]
+
+
+@pytest.mark.parametrize("label", [int, lambda n: np.array([n]), np.int64], ids=["int", "array", "numpy int"])
+def test_folder2lmdb_pickles_of_every_protocol(tmp_path: Path, label: object) -> None:
+    protocols = itertools.cycle(range(6))
+    path = write_lmdb(tmp_path / "db", folder2lmdb(11, lambda value: pickle.dumps(value, next(protocols)), label))
+    with LMDBSource(path) as source:
+        assert source.columns == (NUMBER,)
+        assert source.count() == 11
+        assert rows(source) == [(str(n), encoded(n), {"label": n}) for n in range(11)]
+        assert source.notes == []
+
+
+def test_folder2lmdb_of_an_interrupted_writer_with_gaps(tmp_path: Path) -> None:
+    entries = [entry for entry in folder2lmdb(9, pickle.dumps) if entry[0] not in (b"__keys__", b"__len__", b"3")]
+    with LMDBSource(write_lmdb(tmp_path / "db", entries)) as source:
+        assert [row[0] for row in rows(source)] == [str(n) for n in range(9) if n != 3]
+        assert "__len__ is missing" in source.notes[0]
+
+
+def test_folder2lmdb_msgpack(tmp_path: Path) -> None:
+    """As msgpack-numpy lays out an array, in the copies of the script before pickle."""
+
+    def packed(value: object) -> bytes:
+        if isinstance(value, tuple):
+            image = {b"nd": True, b"type": "|u1", b"kind": b"", b"shape": (len(value[0][0]),), b"data": value[0][0]}
+            return msgpack.packb([image, value[1]])
+        return msgpack.packb(value)
+
+    with LMDBSource(write_lmdb(tmp_path / "db", folder2lmdb(3, packed))) as source:
+        assert rows(source) == [(str(n), encoded(n), {"label": n}) for n in range(3)]
+        assert source.notes == []
+
+
+@pytest.mark.parametrize("raw", [False, True], ids=["bin", "old raw"])
+def test_tensorpack_msgpack(tmp_path: Path, raw: bool) -> None:
+    def dumps(value: object) -> bytes:
+        return msgpack.packb(value, use_bin_type=not raw)
+
+    entries = [(b"%08d" % n, dumps([encoded(n), n])) for n in range(3)]
+    entries.append((b"__keys__", dumps([key for key, _ in entries])))
+    with LMDBSource(write_lmdb(tmp_path / "db", entries)) as source:
+        assert source.describe()["layout"] == "tensorpack msgpack"
+        assert rows(source) == [(f"{n:08d}", encoded(n), {"label": n}) for n in range(3)]
+        assert source.notes == []
+
+
+def test_table_master(tmp_path: Path) -> None:
+    entries = [(b"%d" % n, pickle.dumps((f"p{n}.png", encoded(n, "PNG"), f"<tr>{n}\nlines"))) for n in range(3)]
+    with LMDBSource(write_lmdb(tmp_path / "db", [*entries, (b"__len__", pickle.dumps(3))])) as source:
+        assert source.describe()["layout"] == "TableMaster pickle"
+        assert rows(source) == [
+            (str(n), encoded(n, "PNG"), {"label": f"<tr>{n}\nlines", "name": f"p{n}.png"}) for n in range(3)
+        ]
+
+
+def arrow(body: bytes) -> bytes:
+    """How pyarrow.serialize begins: four counts, an Arrow stream's continuation mark, and the buffers later."""
+    return struct.pack("<4i", 0, 0, 0, 1) + b"\xff\xff\xff\xff" + struct.pack("<i", 64) + bytes(64) + body + bytes(13)
+
+
+def test_pyarrow_serialize_is_refused_with_a_way_out_and_carved_when_asked(tmp_path: Path) -> None:
+    entries = [(b"%d" % n, arrow(encoded(n))) for n in range(3)]
+    entries[2] = (b"2", arrow(b"\xff\xd8\xff\xe0 no image \xff\xd9"))
+    path = write_lmdb(tmp_path / "db", [*entries, (b"__len__", arrow(b"3"))])
+    with pytest.raises(SourceError, match="carve=True"):
+        LMDBSource(path)
+    with LMDBSource(path, carve=True) as source:
+        handles = list(source.entries())
+        assert [bytes(source.load(handle).data) for handle in handles[:2]] == [encoded(0), encoded(1)]
+        with pytest.raises(DecodeError):
+            source.load(handles[2])
+        assert "labels are lost" in source.notes[0]
+
+
+def test_named_databases(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path / "db"), map_size=1 << 24, max_dbs=4) as environment:
+        for name in (b"train", b"test"):
+            database = environment.open_db(name)
+            with environment.begin(write=True, db=database) as put:
+                put.put(b"a.jpg", encoded(len(name)))
+    with LMDBSource(tmp_path / "db") as source:
+        assert [row[:2] for row in rows(source)] == [("test/a.jpg", encoded(4)), ("train/a.jpg", encoded(5))]
+    with LMDBSource(tmp_path / "db", database="train") as source:
+        assert [row[:2] for row in rows(source)] == [("a.jpg", encoded(5))]
+    with pytest.raises(SourceError, match="no database named 'other'"):
+        LMDBSource(tmp_path / "db", database="other")
+
+
+@pytest.mark.parametrize("form", ["folder", "data file", "lone file", "link"])
+def test_the_ways_to_name_an_environment(tmp_path: Path, form: str) -> None:
+    path = write_lmdb(tmp_path / "db", text_recognition(2, 2))
+    if form == "data file":
+        path = path / "data.mdb"
+    elif form == "lone file":
+        path = write_lmdb(tmp_path / "lone.lmdb", text_recognition(2, 2), subdir=False)
+    elif form == "link":
+        (tmp_path / "link").symlink_to(path)
+        path = tmp_path / "link"
+    assert recognise(path) == "lmdb"
+    with LMDBSource(path) as source:
+        assert [row[1] for row in rows(source)] == [encoded(1), encoded(2)]
+
+
+def test_many_records_pass_in_several_frames(tmp_path: Path) -> None:
+    image = encoded(1)
+    path = write_lmdb(tmp_path / "db", ((b"%06d.jpg" % n, image + bytes([n % 256]) * (n % 7)) for n in range(3000)))
+    with LMDBSource(path) as source:
+        for number, record in enumerate(source):
+            assert record.key == f"{number:06d}.jpg"
+            assert record.data == image + bytes([number % 256]) * (number % 7)
+    assert number == 2999
+
+
+@pytest.mark.skipif("PACKFMT_TEST_DATA" not in os.environ, reason="PACKFMT_TEST_DATA is not set")
+class TestRealData:
+    root = Path(os.environ.get("PACKFMT_TEST_DATA", "."))
+
+    def test_word_crops(self) -> None:
+        with LMDBSource(self.root / "lmdb-text-recognition") as source:
+            assert source.count() == 920
+            found = rows(source)
+        assert len(found) == 920
+        place = str(self.root / "lmdb-text-recognition/valid")
+        with lmdb.open(place, readonly=True, lock=False) as environment, environment.begin() as reading:
+            for key, data, columns in found:
+                assert data == reading.get(key.encode())
+                assert columns["label"].encode() == reading.get(key.replace("image", "label").encode())
+
+    def test_restoration(self) -> None:
+        with LMDBSource(self.root / "lmdb-restoration") as source:
+            names = [row[0] for row in rows(source)]
+        assert names == ["gt.lmdb/baboon", "gt.lmdb/comic", "lq.lmdb/baboon", "lq.lmdb/comic"]

@@ -1,0 +1,291 @@
+"""Damaged, hostile and unsuitable LMDB databases: one clear line each, nothing run, no process left."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from contextlib import suppress
+from pathlib import Path
+
+import msgpack
+import pytest
+from foreign_inputs import Bomb, encoded, write_lmdb
+
+from packfmt.errors import DecodeError, SourceError
+from packfmt.sources import isolated
+from packfmt.sources.frames import HEADER, FrameError, read_frame
+from packfmt.sources.lmdb import LMDBSource, recognise
+
+PIL_PICKLE = b"\x80\x04cPIL.Image\nImage\n)R\x94]\x94b\x94K\x03\x86\x94."
+CODE_ROW = b"\x80\x02cdataset\nCodeRow\n(X\x03\x00\x00\x00topX\x06\x00\x00\x00bottomX\x01\x00\x00\x00ft\x81."
+
+REFUSED = {
+    "labels only": ([(b"%d" % n, b"img_%d.jpg word" % n) for n in range(3)] + [(b"total_number", b"3")], "labels only"),
+    "json labels": ([(b"%d" % n, json.dumps({"text": "x"}).encode()) for n in range(3)], "labels only"),
+    "PIL images": ([(b"%d" % n, PIL_PICKLE) for n in range(3)], "PIL images"),
+    "code rows": ([(b"%d" % n, CODE_ROW) for n in range(3)] + [(b"length", b"3")], "VQ-VAE-2 code rows"),
+    "lz4 features": ([(b"nlvr_%d" % n, b"\x04\x22\x4d\x18" + bytes(40)) for n in range(3)], "features .lz4"),
+    "npz features": ([(b"nlvr_%d" % n, b"PK\x03\x04" + bytes(40)) for n in range(3)], "features .a zip or npz"),
+    "npy arrays": ([(b"%d" % n, b"\x93NUMPY\x01\x00" + b"{'descr': '|O'}") for n in range(3)], "features .a .npy"),
+    "pickled numbers": ([(b"%d" % n, pickle.dumps((1.5, "x"))) for n in range(3)], "no image"),
+    "no entries": ([], "empty"),
+    "counts only": ([(b"num-samples", b"0")], "no images"),
+    "unknown": ([(b"%d" % n, bytes([250, n]) * 5) for n in range(3)], "no layout of images"),
+    "web pages": ([(b"k%d" % n, b"<html>Access denied</html>") for n in range(3)], "an HTML"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_holds_no_images_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    entries, told = REFUSED[name]
+    path = write_lmdb(tmp_path / "db", entries)
+    with pytest.raises(SourceError, match=told) as error:
+        LMDBSource(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "git lfs pull"),
+        (b"<!DOCTYPE html><html>404", "HTML"),
+        (b"\x1f\x8b\x08" + bytes(50), "gunzip"),
+        (b"", "empty"),
+        (bytes(12) + b"\xde\xc0\xef\xbe" + bytes(5000), "32-bit"),
+        (bytes(16) + b"\xbe\xef\xc0\xde" + bytes(5000), "big-endian"),
+    ],
+    ids=["lfs", "html", "gzip", "empty", "narrow", "big-endian"],
+)
+def test_files_that_are_no_database_are_told(tmp_path: Path, content: bytes, told: str) -> None:
+    (tmp_path / "data.mdb").write_bytes(content)
+    with pytest.raises(SourceError, match=told):
+        LMDBSource(tmp_path)
+
+
+def test_recognise_leaves_other_files_alone(tmp_path: Path) -> None:
+    (tmp_path / "x.jpg").write_bytes(encoded(1))
+    assert recognise(tmp_path) is None
+    assert recognise(tmp_path / "x.jpg") is None
+    assert recognise(tmp_path / "absent") is None
+    (tmp_path / "data.mdb").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    assert recognise(tmp_path) == "lmdb"
+
+
+def test_no_environment_at_all(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        LMDBSource(tmp_path)
+
+
+def test_damaged_values_are_bad_entries_and_the_rest_is_read(tmp_path: Path) -> None:
+    whole = pickle.dumps((encoded(0), 0))
+    values = [whole, whole[:-20], pickle.dumps((b"no image", 1)), b"", pickle.dumps((encoded(4), "text")), whole]
+    with LMDBSource(write_lmdb(tmp_path / "db", ((b"%d" % n, value) for n, value in enumerate(values)))) as source:
+        told = []
+        for handle in source.entries():
+            try:
+                told.append(source.load(handle).key)
+            except DecodeError as error:
+                told.append(error.message.split()[0] + " " + error.key)
+        assert told == ["0", "a 1", "no 2", "a 3", "label 4", "5"]
+
+
+def test_pickles_run_nothing(tmp_path: Path) -> None:
+    """Eighteen bombs: every protocol, before, between and after image and label."""
+    canary = tmp_path / "canary"
+    entries = [(b"__len__", pickle.dumps(Bomb(canary))), (b"__keys__", pickle.dumps(Bomb(canary)))]
+    for number in range(18):
+        value: list[object] = [encoded(number), 3]
+        value.insert(number % 3, Bomb(canary))
+        entries.append((b"%d" % number, pickle.dumps(tuple(value), number // 3)))
+    with LMDBSource(write_lmdb(tmp_path / "db", entries)) as source:
+        found = [(bytes(record.data), record.columns["label"]) for record in source]
+        assert found == [(encoded(number), 3) for number in range(18)]
+        assert any("was not run" in note for note in source.notes)
+    assert not canary.exists()
+    pickle.loads(entries[-1][1])[2].close()
+    assert canary.exists()  # the bombs are live
+
+
+def test_msgpack_numpy_object_arrays_run_nothing(tmp_path: Path) -> None:
+    """Twelve bombs: every protocol, in both spellings of the kind O that msgpack-numpy unpickles."""
+    canary = tmp_path / "canary"
+    entries = []
+    for number in range(12):
+        kind = {b"kind": b"O"} if number < 6 else {"kind": "O"}
+        pickled = pickle.dumps(Bomb(canary), number % 6)
+        bomb = {b"nd": True, b"type": "|O", b"shape": [1], b"data": pickled, **kind}
+        entries.append((b"%d" % number, msgpack.packb([encoded(number), bomb])))
+    with LMDBSource(write_lmdb(tmp_path / "db", entries)) as source:
+        assert [bytes(record.data) for record in source] == [encoded(number) for number in range(12)]
+        assert any("was not run" in note for note in source.notes)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", ["num-samples", "length"])
+def test_a_pickle_in_a_count_is_only_no_number(tmp_path: Path, name: str) -> None:
+    canary = tmp_path / "canary"
+    first = b"image-000000001" if name == "num-samples" else b"64-00000"
+    entries = [(first, encoded(1)), (name.encode(), pickle.dumps(Bomb(canary)))]
+    with LMDBSource(write_lmdb(tmp_path / "db", entries)) as source:
+        list(source)
+        assert "is no number" in source.notes[-1]
+    assert not canary.exists()
+
+
+def test_a_file_cut_short_is_an_error(tmp_path: Path) -> None:
+    path = write_lmdb(tmp_path / "db", ((b"image-%09d" % n, encoded(n, height=64, width=64)) for n in range(200)))
+    data = path / "data.mdb"
+    os.truncate(data, data.stat().st_size // 2)
+    with pytest.raises(SourceError, match=str(path)):
+        list(LMDBSource(path))
+
+
+def test_flipped_bytes_end_in_records_or_an_error_and_never_in_a_crash(tmp_path: Path) -> None:
+    path = write_lmdb(tmp_path / "db", ((b"image-%09d" % n, encoded(n)) for n in range(40)))
+    whole = (path / "data.mdb").read_bytes()
+    draw = random.Random(5)
+    for _ in range(12):
+        broken = bytearray(whole)
+        for _ in range(30):
+            page = draw.randrange(len(whole) // 4096)
+            broken[page * 4096 + draw.randrange(200)] = draw.randrange(256)
+        (path / "data.mdb").write_bytes(broken)
+        with suppress(SourceError, DecodeError), LMDBSource(path, timeout=20) as source:
+            for handle in source.entries():
+                source.load(handle)
+
+
+def test_a_loop_of_pages_ends(tmp_path: Path) -> None:
+    """A leaf whose second entry points at its first again, as a damaged tree does."""
+    path = write_lmdb(tmp_path / "db", ((b"image-%09d" % n, encoded(n)) for n in range(3)))
+    data = bytearray((path / "data.mdb").read_bytes())
+    for page in range(2, len(data) // 4096):
+        head = page * 4096
+        if int.from_bytes(data[head + 10 : head + 12], "little") == 2:  # a leaf
+            data[head + 18 : head + 20] = data[head + 16 : head + 18]
+    (path / "data.mdb").write_bytes(data)
+    with pytest.raises(SourceError, match="out of order"):
+        list(LMDBSource(path))
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def child_of(source: LMDBSource) -> int:
+    (reader,) = source._running
+    return reader.pid
+
+
+@pytest.fixture
+def numbered(tmp_path: Path) -> Path:
+    image = encoded(1)
+    return write_lmdb(tmp_path / "db", ((b"%06d.jpg" % n, image) for n in range(5000)))
+
+
+@pytest.mark.parametrize("way", ["close", "with", "drop", "end", "early"])
+def test_no_child_outlives_its_source(numbered: Path, way: str) -> None:
+    source = LMDBSource(numbered)
+    pid = child_of(source)
+    assert alive(pid)
+    if way == "close":
+        source.close()
+        source.close()
+    elif way == "with":
+        with source:
+            next(iter(source))
+    elif way == "end":
+        assert sum(1 for _ in source) == 5000
+    elif way == "early":
+        records = iter(source)
+        next(records)
+        records.close()
+    else:
+        del source
+        gc.collect()
+    assert not alive(pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS])
+def test_a_crash_of_the_reader_is_an_error_that_names_the_file(numbered: Path, number: signal.Signals) -> None:
+    with LMDBSource(numbered) as source:
+        os.kill(child_of(source), number)
+        with pytest.raises(SourceError, match=rf"{numbered}: .*crashed .{number.name}"):
+            list(source)
+
+
+def test_a_reader_that_hangs_is_ended(numbered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated, "_GRACE", 0.1)
+    with LMDBSource(numbered) as source:
+        (reader,) = source._running
+        reader._timeout = 0.1
+        os.kill(reader.pid, signal.SIGSTOP)
+        with pytest.raises(SourceError, match=rf"{numbered}: .*no progress"):
+            list(source)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_child_outlives_its_parent(numbered: Path, number: signal.Signals) -> None:
+    program = textwrap.dedent(f"""
+        import sys
+        from packfmt.sources.lmdb import LMDBSource
+        source = LMDBSource({str(numbered)!r})
+        records = iter(source)
+        next(records)
+        (reader,) = source._running
+        print(reader.pid, flush=True)
+        sys.stdin.read()
+    """)
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as parent:
+        pid = int(parent.stdout.readline())
+        parent.send_signal(number)
+        parent.wait(10)
+        # The child held the write end of nothing of ours; its own end of the pipe tells when it is gone.
+        for _ in range(1000):
+            if not alive(pid) or Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
+                break
+            os.sched_yield()
+            signal.sigtimedwait([signal.SIGCHLD], 0.01)
+        else:
+            pytest.fail("the child is still there")
+
+
+def test_memory_beyond_the_limit_is_an_error(numbered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packfmt.sources.lmdb._MEMORY", 200 << 20)
+    bomb = b"\x80\x04" + b"X" + (50 << 20).to_bytes(4, "little") + b"a" * (50 << 20) + b"\x94"
+    bomb += b"(" + b"h\x00c_codecs\nencode\nh\x00X\x06\x00\x00\x00latin1\x86R" * 20 + b"t."
+    path = write_lmdb(numbered.parent / "bomb", [(b"0", bomb)], map_size=1 << 28)
+    with pytest.raises(SourceError, match="MiB|no image"):
+        list(LMDBSource(path))
+
+
+@pytest.mark.parametrize(
+    ("stream", "told"),
+    [
+        (b"PKF1", "inside a frame"),
+        (b"NOPE" + bytes(12), "no frame"),
+        (HEADER.pack(b"PKF1", 2, 1 << 62) + b"{}", "no frame"),
+        (HEADER.pack(b"PKF1", 1 << 31, 0), "no frame"),
+        (HEADER.pack(b"PKF1", 4, 0) + b"nope", "no JSON"),
+        (HEADER.pack(b"PKF1", 2, 0) + b"[]", "not an object"),
+        (HEADER.pack(b"PKF1", 2, 9) + b"{}" + b"short", "inside a frame"),
+    ],
+)
+def test_streams_that_are_no_frames_are_errors(tmp_path: Path, stream: bytes, told: str) -> None:
+    (tmp_path / "stream").write_bytes(stream)
+    with (tmp_path / "stream").open("rb", buffering=0) as reader, pytest.raises(FrameError, match=told):
+        read_frame(reader)
