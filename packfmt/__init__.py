@@ -43,6 +43,7 @@ _EXPORTS = {
     "UnpackReport": "unpacking",
     "VerifyReport": "checking",
     "Writer": "storage",
+    "convert": "converting",
     "create": "storage",
     "decode": "images.decode",
     "open": "storage",

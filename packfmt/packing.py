@@ -75,6 +75,7 @@ def pack(
         FileExistsError: the target exists and ``force`` is off.
         OSError: the folder cannot be read, or the target cannot be written.
     """
+    options: dict[str, Any] = {} if backend is None else {"backend": backend}
     source = FolderSource(images, follow_links=follow_links, labelled=labelled)
     return copy_records(
         source,
@@ -84,7 +85,7 @@ def pack(
         bad=bad,
         shuffle=shuffle,
         shard_size=shard_size,
-        **({"backend": backend} if backend else {}),
+        **options,
         force=force,
         progress=progress,
     )
@@ -96,6 +97,7 @@ def copy_records(
     *,
     where: str,
     threads: int | None = None,
+    create: Callable[..., storage.Writer] = storage.create,
     bad: Bad = "fail",
     shuffle: int | None = None,
     progress: Progress | None = None,
@@ -111,7 +113,8 @@ def copy_records(
         where: the source's name for messages.
         threads, bad, shuffle, progress: as ``pack``. ``shuffle`` needs a source of random access, and holds its handles
             in memory.
-        create_options: as ``packfmt.create``.
+        create: makes the writer; ``packfmt.create`` or one of packfmt.targets.
+        create_options: of ``create``.
     """
     if bad not in ("fail", "skip", "keep"):
         raise ValueError(f"bad={bad!r}, allowed are 'fail', 'skip' and 'keep'")
@@ -120,7 +123,7 @@ def copy_records(
     total = source.count() if progress is not None else None
     counts = _Counts()
     with (
-        storage.create(
+        create(
             out, columns=source.columns, classes=source.classes, metadata=source.metadata, **create_options
         ) as writer,
         closing(_prepare_all(source, _ordered(source, shuffle), threads)) as items,
@@ -156,7 +159,7 @@ class _Counts:
     """Sums over the records written. Numbers only, whatever their number."""
 
     def __init__(self) -> None:
-        self.records = self.bytes = self.rotated = self.cmyk = 0
+        self.records = self.bytes = self.rotated = self.cmyk = self.boxes = 0
         self._labels: Counter[int] = Counter()
         self._formats: Counter[int] = Counter()
 
@@ -174,11 +177,12 @@ class _Counts:
     def fill(self, report: PackReport, classes: Sequence[str]) -> None:
         report.records, report.bytes, report.rotated, report.cmyk = self.records, self.bytes, self.rotated, self.cmyk
         report.classes = {name: self._labels[label] for label, name in enumerate(classes)}
+        report.boxes = self.boxes
         report.formats = {FORMATS[code]: count for code, count in sorted(self._formats.items())}
 
 
 def _empty_classes(classes: Mapping[str, int]) -> list[str]:
-    return [f"class {name!r} has no image; its number is kept" for name, count in classes.items() if not count]
+    return [f"nothing is of class {name!r}; its number is kept" for name, count in classes.items() if not count]
 
 
 def _ordered(source: Source, seed: int | None) -> Iterator[Any]:

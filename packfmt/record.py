@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["IMAGE_COLUMNS", "KEY", "Column", "Record", "infer_column"]
+__all__ = ["IMAGE_COLUMNS", "KEY", "OWN_COLUMNS", "Column", "Record", "infer_column"]
 
 KEY = "key"
 
@@ -118,6 +118,9 @@ IMAGE_COLUMNS = (
     Column("orientation", "|u1"),
     Column("flags", "|u1"),
 )
+
+# Every pack has these; all others are the user's.
+OWN_COLUMNS = frozenset((KEY, *(column.name for column in IMAGE_COLUMNS)))
 
 
 def infer_column(name: str, value: Any) -> Column:

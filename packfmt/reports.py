@@ -54,7 +54,8 @@ class PackReport:
         path: the pack (with several shards, its manifest).
         files: the files written.
         records, bytes: how many, and the sum of their sizes.
-        classes: class name to number of records.
+        classes: class name to number of records; of boxes, where boxes have the labels.
+        boxes: how many boxes there are.
         formats: image format to number of records; "unknown" for kept bad images.
         skipped: reason to number of entries passed over on purpose.
         problems: bad images that were skipped or kept, as ``bad`` says.
@@ -70,6 +71,7 @@ class PackReport:
     records: int = 0
     bytes: int = 0
     classes: dict[str, int] = field(default_factory=dict)
+    boxes: int = 0
     formats: dict[str, int] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
     bad: Bad = "fail"

@@ -19,6 +19,7 @@ __all__ = ["main"]
 
 FAMILIES = {
     "pack": "packing",
+    "convert": "convert",
     "info": "looking",
     "verify": "looking",
     "cat": "looking",

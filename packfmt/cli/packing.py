@@ -56,6 +56,7 @@ def print_report(report: PackReport, as_json: bool) -> None:
             ("shards", len(report.files) - 1 if len(report.files) > 1 else None),
             ("images", report.records),
             ("bytes", f"{report.bytes} ({readable_size(report.bytes)})"),
+            ("boxes", report.boxes or None),
             ("classes", report.classes),
             ("formats", report.formats),
             ("passed over", report.skipped),

@@ -1,0 +1,116 @@
+"""Which kinds of source there are, how one is recognised, and how one is opened."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from packfmt.errors import SourceError
+from packfmt.sources.base import Source
+from packfmt.sources.inputs import Inputs
+
+__all__ = ["KINDS", "Kind", "open_source", "recognise"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of source.
+
+    Args:
+        name: as ``--from`` takes it.
+        module: of packfmt.sources, with ``recognise``.
+        source: the class in it; "module:class" where it lies elsewhere.
+        what: one line for a person.
+    """
+
+    name: str
+    module: str
+    source: str
+    what: str
+
+    def load(self) -> type[Source]:
+        """The source's class."""
+        module, _, name = self.source.rpartition(":")
+        found: type[Source] = getattr(import_module(f"packfmt.sources.{module or self.module}"), name)
+        return found
+
+    def options(self) -> dict[str, inspect.Parameter]:
+        """The options the source takes, besides its path."""
+        parameters = list(inspect.signature(self.load()).parameters.values())
+        return {parameter.name: parameter for parameter in parameters[1:]}
+
+
+# In the order in which they are tried: what is told by its first bytes, then what is told by its contents.
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("pack", "pack", "PackSource", "a packfmt shard, manifest or LMDB pack"),
+        Kind("hdf5", "hdf5", "HDF5Source", "HDF5: arrays, encoded bytes, groups per class, episodes"),
+        Kind("parquet", "parquet", "ParquetSource", "Parquet: Hugging Face image columns, binary columns"),
+        Kind("tfrecord", "tfrecord", "TFRecordSource", "TFRecord of tf.train.Example"),
+        Kind("zip", "zip", "ZipSource", "zip archive of images, flat or with class folders"),
+        Kind("tar", "tar", "TarSource", "WebDataset tar shards, also compressed"),
+        Kind("lmdb", "lmdb", "LMDBSource", "LMDB: text recognition, BasicSR, Caffe, LSUN, folder2lmdb and others"),
+        Kind("coco", "annotations", "coco:CocoSource", "COCO JSON annotations with their images"),
+        Kind("voc", "annotations", "voc:VocSource", "Pascal VOC: JPEGImages/ and Annotations/"),
+        Kind("yolo", "annotations", "yolo:YoloSource", "YOLO text labels beside images"),
+        Kind("table", "table", "TableSource", "CSV, TSV or JSON lines of path, label and further columns"),
+        Kind("folder", "folder", "FolderSource", "a folder of images, flat or with class folders"),
+    )
+}
+
+
+def recognise(path: Inputs) -> str:
+    """The kind of a source, told by its content.
+
+    Raises:
+        FileNotFoundError: there is nothing at the path.
+        SourceError: it is nothing that packfmt can convert.
+    """
+    for kind in KINDS.values():
+        if kind.name == "folder":
+            continue
+        found: str | None = import_module(f"packfmt.sources.{kind.module}").recognise(path)
+        if found is not None:
+            return found
+    if isinstance(path, (str, os.PathLike)):
+        if os.path.isdir(path):
+            return "folder"
+        if not os.path.lexists(path):
+            raise FileNotFoundError(2, "no such file or folder", os.fspath(path))
+    raise SourceError(
+        f"{_name(path)}: not recognised as any of {', '.join(KINDS)}; packfmt convert --list describes them, --from "
+        "names one"
+    )
+
+
+def open_source(path: Inputs, kind: str | None = None, **options: Any) -> Source:
+    """Open a source.
+
+    Args:
+        path: what to read; several paths or a pattern for kinds of several shards.
+        kind: a name in ``KINDS``; None recognises it.
+        options: of that kind, as its class takes them; those that are None are left out.
+
+    Raises:
+        SourceError: unknown kind, an option it does not have, or whatever the source finds wrong.
+        FileNotFoundError: there is nothing at the path.
+    """
+    name = kind or recognise(path)
+    if name not in KINDS:
+        raise SourceError(f"unknown kind {name!r}; there are {', '.join(KINDS)}")
+    given = {option: value for option, value in options.items() if value is not None}
+    known = KINDS[name].options()
+    foreign = sorted(set(given) - set(known))
+    if foreign:
+        raise SourceError(f"{_name(path)}: a {name} source takes no {', '.join(foreign)}; it takes {', '.join(known)}")
+    make: Any = KINDS[name].load()
+    source: Source = make(path, **given)
+    return source
+
+
+def _name(path: Inputs) -> str:
+    return os.fspath(path) if isinstance(path, (str, os.PathLike)) else ", ".join(os.fspath(p) for p in path)
