@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -133,13 +134,15 @@ def _is_folder(target: str) -> bool:
 
 
 def _to_folder(src: Inputs, target: str, kind: str | None, progress: Progress | None) -> PackReport:
+    started = time.perf_counter()
     if (kind or recognise(src)) != "pack":
         raise ConvertError(f"{_name(src)}: only a pack can be unpacked into a folder; convert it to a pack first")
     done = unpack(src, target, progress=progress)
     with storage.open(src) as reader:
         lost = [name for name in reader.columns if name not in OWN_COLUMNS and name != "label"]
     notes = [f"columns that files cannot hold: {', '.join(lost)}"] if lost else []
-    return PackReport(done.path, records=done.records, bytes=done.bytes, notes=notes)
+    seconds = time.perf_counter() - started
+    return PackReport(done.path, records=done.records, bytes=done.bytes, notes=notes, seconds=seconds)
 
 
 def _name(path: Inputs) -> str:

@@ -173,6 +173,9 @@ class _Counts:
         label = columns.get("label")
         if isinstance(label, (int, np.integer)):
             self._labels[int(label)] += 1
+        elif "labels" in columns:
+            self._labels.update(np.asarray(columns["labels"]).ravel().tolist())
+        self.boxes += len(columns.get("boxes", ()))
 
     def fill(self, report: PackReport, classes: Sequence[str]) -> None:
         report.records, report.bytes, report.rotated, report.cmyk = self.records, self.bytes, self.rotated, self.cmyk
