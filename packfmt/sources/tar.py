@@ -224,8 +224,9 @@ class TarSource(Source):
                 columns["label"] = label
         if reason is None:
             return Record(image.data, image.key, columns)
-        complete = len(columns) == len(self.columns)
-        return BadEntry(image.key, reason, image.data or None, columns if complete else None)
+        if len(columns) < len(self.columns):  # no pack can hold it without them
+            return BadEntry(image.key, reason)
+        return BadEntry(image.key, reason, image.data or None, columns)
 
     def _declare(self) -> None:
         """Learn the columns from the first sample that holds an image."""
