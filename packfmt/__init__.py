@@ -25,6 +25,7 @@ _EXPORTS = {
     "GroupBatchSampler": "sampling",
     "HorizontalFlip": "images.geometry",
     "ImageDataset": "training.dataset",
+    "ImageStream": "training.stream",
     "LMDBImageDataset": "training.dataset",
     "Loader": "training.loader",
     "LoaderStats": "training.stats",
