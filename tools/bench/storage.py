@@ -80,7 +80,7 @@ def make_large(path: Path, count: int) -> None:
         "label": (Column("label", "<i8"), (np.arange(count) % 1000).astype("<i8")),
         "width": (Column("width", "<u4"), np.full(count, 64, "<u4")),
         "height": (Column("height", "<u4"), np.full(count, 64, "<u4")),
-        **{name: (Column(name, "|u1"), np.ones(count, "u1")) for name in ("channels", "format", "orientation", "flags")},
+        **{n: (Column(n, "|u1"), np.ones(count, "u1")) for n in ("channels", "format", "orientation", "flags")},
         "key": (Column("key", "|u1", (None,), "text"), keys),
     }
     arrays = {"index.offset": offsets, "index.length": lengths, "index.checksum": sums}
@@ -218,7 +218,8 @@ def bench_read(folder: Path, rounds: int) -> None:
         },
         rounds,
     )
-    report(f"{count} records of {np.mean(lengths) / 1000:.0f} KB in random order, batches of 64, warm", times, count, "/s")
+    title = f"{count} records of {np.mean(lengths) / 1000:.0f} KB in random order, batches of 64, warm"
+    report(title, times, count, "/s")
     verdict(
         "checksummed views, packfmt / LMDB (speed, equal work)",
         1 / ratio(times, "packfmt read, checksums, views", "LMDB buffers=True, views hashed by hand"),

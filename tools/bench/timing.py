@@ -17,7 +17,8 @@ def machine() -> str:
             model = next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
     except (OSError, StopIteration):
         pass
-    return f"{model}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release()}, Python {platform.python_version()}"
+    cores = len(os.sched_getaffinity(0))
+    return f"{model}, {cores} cores, Linux {platform.release()}, Python {platform.python_version()}"
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -30,7 +31,7 @@ def seconds(function: Callable[[], object]) -> float:
 def in_turn(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     """Time the contenders A B C, A B C, ..., so that a drift of the machine's speed meets all of them alike."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for name, function in contenders.items():
+    for function in contenders.values():
         function()  # warm-up, not counted
     for _ in range(rounds):
         for name, function in contenders.items():
