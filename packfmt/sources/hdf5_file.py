@@ -52,6 +52,7 @@ class Data:
         base = h5py.check_vlen_dtype(self.dtype)
         text = h5py.check_string_dtype(self.dtype)
         self.variable = "bytes" if base == np.uint8 else "text" if text is not None and text.length is None else ""
+        self._opaque = self.dtype.kind == "V" and self.dtype.fields is None
         self.matlab = "MATLAB_class" in self._dataset.attrs
         _check_size(identifier, path, self.shape, self.dtype)
 
@@ -67,7 +68,7 @@ class Data:
             SourceError: they are damaged.
         """
         try:
-            return self._dataset[selection]
+            return self._read_opaque(selection) if self._opaque else self._dataset[selection]
         except (OSError, RuntimeError, ValueError) as error:
             rows = ", ".join(f"{part.start}:{part.stop}" for part in selection[:1] if part.stop is not None)
             raise SourceError(f"/{self.path}[{rows}]: {failure(error)}") from error
@@ -77,9 +78,26 @@ class Data:
         if self.variable:
             value = self._dataset[()]
             return value.tobytes() if isinstance(value, np.ndarray) else bytes(value)
+        if self._opaque:
+            raw: bytes = self._read_opaque(()).tobytes()
+            return raw
         out = np.empty((), self.dtype)
         self._dataset.read_direct(out)
         return out.tobytes()
+
+    def _read_opaque(self, selection: tuple[slice, ...]) -> Any:
+        """By the file's own type: h5py's has no tag, and HDF5 converts no opaque value to another tag."""
+        ranges = [part.indices(extent)[:2] for part, extent in zip(selection, self.shape, strict=True)]
+        count = tuple(max(0, stop - start) for start, stop in ranges)
+        out = np.empty(count, self.dtype)
+        if out.size:
+            identifier = self._dataset.id
+            place = identifier.get_space()
+            if count:
+                place.select_hyperslab(tuple(start for start, _ in ranges), count)
+            target = h5py.h5s.create_simple(count) if count else h5py.h5s.create(h5py.h5s.SCALAR)
+            identifier.read(target, place, out, identifier.get_type())
+        return out
 
 
 class Group:

@@ -269,7 +269,7 @@ def test_memory_beyond_the_limit_is_an_error(numbered: Path, monkeypatch: pytest
     bomb = b"\x80\x04" + b"X" + (50 << 20).to_bytes(4, "little") + b"a" * (50 << 20) + b"\x94"
     bomb += b"(" + b"h\x00c_codecs\nencode\nh\x00X\x06\x00\x00\x00latin1\x86R" * 20 + b"t."
     path = write_lmdb(numbered.parent / "bomb", [(b"0", bomb)], map_size=1 << 28)
-    with pytest.raises(SourceError, match="MiB|no image"):
+    with pytest.raises(SourceError, match=r"MiB|no image"):
         list(LMDBSource(path))
 
 
