@@ -45,8 +45,9 @@ class ImageStream(IterableDataset[Any]):
     that waits inside the iterable ends when that gives the next record. Records that were read ahead are then lost.
 
     With ranks and DataLoader workers, each of these processes goes through the whole stream and takes the records
-    whose position leaves its own number when divided by the number of processes: none comes twice. Give a function
-    rather than a generator for several epochs or for workers that are not forked, which need to pickle it.
+    whose position, modulo the number of processes, is ``worker * world_size + rank``: none comes twice, and which rank
+    gets a record does not depend on the number of workers. Give a function rather than a generator for several epochs,
+    or for workers that are not forked, which need to pickle it.
 
     Each iteration is the next epoch, unless ``set_epoch`` says which; both hold in workers too, if one DataLoader at a
     time goes through the stream.
@@ -168,7 +169,7 @@ class ImageStream(IterableDataset[Any]):
         worker, workers = _worker()
         epoch = self._epochs.begin(worker)
         pool = DecodePool(self._threads or max(1, default_threads() // workers))
-        place, places = self.rank * workers + worker, self.world_size * workers
+        place, places = worker * self.world_size + self.rank, self.world_size * workers
 
         def finish(job: BatchJob) -> Any:
             return make_batch(self._finished(job), collate) if collate is not None else None
