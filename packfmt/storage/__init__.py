@@ -11,6 +11,9 @@ from packfmt.errors import FormatError
 from packfmt.record import Column
 from packfmt.storage.base import Reader, Writer
 from packfmt.storage.filebytes import IO
+from packfmt.storage.lmdb import LMDBReader
+from packfmt.storage.lmdb_environment import is_environment
+from packfmt.storage.lmdb_writer import LMDBWriter
 from packfmt.storage.mapped import MappedReader
 from packfmt.storage.sharding import ShardedWriter
 from packfmt.storage.shards import ShardedReader
@@ -31,7 +34,8 @@ def open(
     """Open a pack for reading.
 
     Args:
-        path: a shard, a manifest (``out.json``), a list of shards, or a glob pattern.
+        path: a shard, a manifest (``out.json``), a list of shards, a glob pattern, or an LMDB environment (a folder
+            with ``data.mdb``, or such a file).
         io: "mmap"; "pread", for network file systems; "auto" chooses by the file system.
         verify: check each record's checksum when it is read.
         check: "quick" checks header, directory and trailer, in constant time; "full" checks every byte.
@@ -44,6 +48,8 @@ def open(
     if not isinstance(path, (str, os.PathLike)):
         return ShardedReader([os.fspath(p) for p in path], io=io, verify=verify, check=check)
     name = os.fspath(path)
+    if is_environment(name):
+        return LMDBReader(name, io=io, verify=verify, check=check)
     if os.path.isdir(name):
         raise FormatError(f"{name}: a folder, not a pack. To pack it: packfmt pack {name} {name.rstrip('/')}.bin")
     if name.endswith(".json") or (glob.has_magic(name) and not os.path.lexists(name)):
@@ -59,6 +65,7 @@ def create(
     metadata: Mapping[str, Any] | None = None,
     shard_size: int | None = None,
     force: bool = False,
+    backend: Literal["shard", "lmdb"] | None = None,
 ) -> Writer:
     """Start a new pack.
 
@@ -69,13 +76,20 @@ def create(
         metadata: JSON-able facts to keep.
         shard_size: bytes of records per shard; None writes one file.
         force: replace what is there.
+        backend: "shard" or "lmdb"; None goes by the name: ``.lmdb`` is LMDB.
 
     Raises:
         FileExistsError: the target exists and ``force`` is off.
         OSError: the folder cannot be written to.
         ValueError: a single file named as a manifest, or an option that cannot be stored.
     """
+    if backend not in (None, "shard", "lmdb"):
+        raise ValueError(f"backend={backend!r}, allowed are 'shard', 'lmdb' and None")
     options: dict[str, Any] = {"columns": columns, "classes": classes, "metadata": metadata, "force": force}
+    if backend == "lmdb" or (backend is None and os.fspath(path).rstrip("/").endswith(".lmdb")):
+        if shard_size is not None:
+            raise ValueError(f"{os.fspath(path)}: LMDB has no shards; leave out shard_size, or choose backend='shard'")
+        return LMDBWriter(path, **options)
     if shard_size is not None:
         return ShardedWriter(path, shard_size=shard_size, **options)
     if os.fspath(path).endswith(".json"):

@@ -21,7 +21,7 @@ try:
 except ImportError:  # Windows: leftovers of killed writers are not told from living ones there, and stay
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["PendingFile", "fsync_folder", "refuse_existing"]
+__all__ = ["SUFFIX", "PendingFile", "fsync_folder", "lock", "refuse_existing", "temporary_name"]
 
 BUFFER = 1 << 20  # bytes gathered before a write: one system call for many small records
 # Temporary names: PREFIX hash-of-name - random SUFFIX; of a guarded file, GUARDED and the guard's before the SUFFIX.
@@ -141,13 +141,14 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _name(path: Path, token: str) -> str:
+def temporary_name(path: Path, token: str) -> str:
+    """A temporary name for this target, without ``SUFFIX``; all of them begin as the one with an empty token."""
     return f"{PREFIX}{xxhash.xxh3_64_hexdigest(os.fsencode(path.name))}-{token}"
 
 
 def _create_locked(path: Path, guard: str) -> tuple[Path, int]:
     while True:
-        temporary = path.parent / f"{_name(path, secrets.token_hex(8))}{guard}{SUFFIX}"
+        temporary = path.parent / f"{temporary_name(path, secrets.token_hex(8))}{guard}{SUFFIX}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
         try:
             descriptor = os.open(temporary, flags | getattr(os, "O_CLOEXEC", 0), 0o666)
@@ -155,7 +156,7 @@ def _create_locked(path: Path, guard: str) -> tuple[Path, int]:
             raise FileNotFoundError(errno.ENOENT, "no such folder to write to", str(path.parent)) from None
         except OSError as error:
             raise type(error)(error.errno, f"cannot write here: {error.strerror}", str(path.parent)) from None
-        locked = _lock(descriptor)
+        locked = lock(descriptor)
         if locked is None or (locked and os.path.lexists(temporary)):
             return temporary, descriptor
         os.close(descriptor)  # another writer took it for a leftover in the moment before the lock
@@ -167,7 +168,7 @@ def _remove_leftovers(path: Path) -> None:
     """Remove what killed writers of this target left behind."""
     try:
         with os.scandir(path.parent) as entries:
-            names = [entry.name for entry in entries if entry.name.startswith(_name(path, ""))]
+            names = [entry.name for entry in entries if entry.name.startswith(temporary_name(path, ""))]
     except OSError:  # creating the file says it better
         return
     for name in names:
@@ -187,13 +188,13 @@ def _remove_if_dead(folder: Path, name: str) -> None:
             except OSError:  # not ours
                 return
             held.callback(os.close, descriptor)
-            if not _lock(descriptor):
+            if not lock(descriptor):
                 return
         with suppress(OSError):  # gone meanwhile, or not ours
             os.unlink(folder / name)
 
 
-def _lock(descriptor: int) -> bool | None:
+def lock(descriptor: int) -> bool | None:
     """Take the writer's lock: True, False where another holds it, None where the system has no such locks."""
     if fcntl is None:
         return None
