@@ -177,6 +177,13 @@ class TestSharing:
             for image, target in zip(images, targets.tolist(), strict=True):
                 assert torch.equal(image, wanted[target])
 
+    def test_pixels_do_not_depend_on_what_becomes_of_the_last(self, some):
+        looks = [
+            next(packfmt.ImageStream(some, rank=0, world_size=3, partial=partial, **AUGMENT).batches(7))[0]
+            for partial in ("keep", "drop")
+        ]
+        assert torch.equal(*looks)
+
     def test_what_is_fed_to_each_process_is_its_own(self):
         stream = packfmt.ImageStream(numbered(6), split="elsewhere")
         batches = list(DataLoader(stream, batch_size=6, num_workers=2))
@@ -208,6 +215,11 @@ class TestShuffle:
     @pytest.mark.parametrize("buffer", [2, 7, 100])
     def test_nothing_comes_earlier_than_the_buffer_allows(self, buffer):
         assert all(number <= place + buffer for place, number in enumerate(self.order(buffer)))
+
+    def test_each_of_a_full_buffer_may_come_first(self):
+        firsts = [self.order(5, seed, count=12)[:4] for seed in range(100)]
+        assert {first for first, *_ in firsts} == set(range(5))
+        assert {fourth for *_, fourth in firsts} == set(range(8))
 
     def test_a_buffer_as_large_as_the_data_mixes_evenly(self):
         means = np.mean([self.order(20, seed, count=20) for seed in range(200)], axis=0)
