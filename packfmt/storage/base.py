@@ -85,7 +85,10 @@ class Reader(ABC):
 
     @abstractmethod
     def will_need(self, indices: Indices) -> None:
-        """Tell the system that these records will be read soon. A hint: returns at once and changes no result."""
+        """Tell the system that these records will be read soon. A hint: returns at once and changes no result.
+
+        It may be passed over where reads have long found everything in memory.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -88,7 +88,7 @@ class MappedReader(Reader):
     def will_need(self, indices: Indices) -> None:
         offsets, lengths = self._file.ranges(as_positions(indices, len(self), self.path))
         order = np.argsort(offsets, kind="stable")
-        self._file.bytes.will_need(offsets[order].tolist(), lengths[order].tolist())
+        self._file.ahead.before(offsets[order].tolist(), lengths[order].tolist())
 
     def close(self) -> None:
         self._file.close()

@@ -16,7 +16,7 @@ except ImportError:  # Windows has no page faults to count, and no madvise to sa
 
 __all__ = ["ReadAhead"]
 
-CALM = 32  # reads in a row that found all in memory, before asking stops
+CALM = 256  # reads in a row that found all in memory, before asking stops
 QUICK = 4e-6  # seconds per range within which the system answers that it has a range already
 
 

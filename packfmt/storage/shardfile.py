@@ -40,7 +40,7 @@ class ShardFile:
     def __init__(self, path: str, io: IO) -> None:
         self.path = path
         self.bytes: FileBytes = open_bytes(path, io)
-        self._ahead = ReadAhead(self.bytes.will_need)
+        self.ahead = ReadAhead(self.bytes.will_need)
         self.trailer, self.directory = read_frame(self.bytes, path)
         self.described = {column.name: column for column in self.directory.columns}
         self._index: dict[str, npt.NDArray[np.uint64]] = {}
@@ -83,7 +83,7 @@ class ShardFile:
         starts, sizes = offsets[order].tolist(), lengths[order].tolist()
         self.bytes.check_size()
         if len(sizes) > 1 or (sizes and sizes[0] > PAGE):
-            self._ahead.before(starts, sizes)
+            self.ahead.before(starts, sizes)
         views = self.bytes.slices(starts, sizes)
         if verify:
             self._check(positions[order], views)
