@@ -15,7 +15,7 @@ from packfmt.sources.hdf5_file import open_file
 from packfmt.sources.hdf5_layouts import Found, look
 from packfmt.sources.hdf5_single import SampleReader, SingleReader
 from packfmt.sources.hdf5_stacks import StackReader
-from packfmt.sources.isolated import Flush
+from packfmt.sources.isolated_child import Flush
 
 __all__ = ["start"]
 

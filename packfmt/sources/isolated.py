@@ -4,14 +4,11 @@ The child has a limit on its address space, writes no files, and is ended when i
 plain bytes (see ``frames``); a crash in it becomes a ``SourceError`` that names the file. Ctrl-C, an early end of the
 iteration and the death of either side leave no process behind: the parent kills the child when it is done, and the
 child ends when its pipe does.
-
-The child reads one line of JSON from its standard input, sends the plan, waits for ``go``, and sends the records.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import signal
@@ -21,63 +18,35 @@ import tempfile
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from packfmt.errors import SourceError
-from packfmt.sources.frames import Batch, FrameError, Item, read_frame, write_frame
+from packfmt.sources.frames import FrameError, read_frame
+from packfmt.sources.isolated_child import GO
 
 try:
     import fcntl
-    import resource
     import select
 except ImportError:  # not Unix: the child still isolates crashes, without limits
-    fcntl = resource = select = None  # type: ignore[assignment]
+    fcntl = select = None  # type: ignore[assignment]
 
-__all__ = ["Flush", "IsolatedReader", "Job"]
+__all__ = ["IsolatedReader"]
 
-# The readers a child can be asked for; a name outside this table runs nothing.
-READERS = {"lmdb": "packfmt.sources.lmdb_reading", "hdf5": "packfmt.sources.hdf5_reading"}
-
-_GO = b"go\n"
 _PIPE_BYTES = 1 << 20
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, named in fcntl from Python 3.10 on Linux only
 _SLOW = "no frame came in time"
 _GRACE = 5.0  # seconds the parent waits beyond the child's own limit
 
 _START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from packfmt.sources.isolated import main; main()"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from packfmt.sources.isolated_child import main; main()"
 )
-
-
-class Flush:
-    """Yielded by a job between items: the buffers handed out so far are about to become invalid.
-
-    Attributes:
-        file: which of the request's files the next items lie in.
-    """
-
-    def __init__(self, file: int) -> None:
-        self.file = file
-
-
-class Job(Protocol):
-    """What a child's reader module makes of a request, by its function ``start(request) -> Job``."""
-
-    def plan(self) -> dict[str, Any]:
-        """JSON-able facts; ``columns`` among them, as [name, dtype, shape, kind] each."""
-
-    def items(self) -> Iterator[Item | Flush]:
-        """The records in order."""
-
-    def end(self) -> dict[str, Any]:
-        """``skipped`` and ``notes``, once the items are through."""
 
 
 class IsolatedReader:
     """One child process that reads one source.
 
     Args:
-        reader: a key of ``READERS``.
+        reader: a key of ``isolated_child.READERS``.
         request: JSON-able, for the reader's ``start``.
         path: what is being read, for messages.
         memory: limit on the child's address space, bytes.
@@ -114,7 +83,7 @@ class IsolatedReader:
         Raises:
             SourceError: as ``plan``.
         """
-        self._send(_GO)
+        self._send(GO)
         while True:
             frame = self._next()
             if frame is None:
@@ -227,85 +196,3 @@ def _end(process: subprocess.Popen[bytes], errors: IO[bytes], owner: int) -> Non
     for pipe in (process.stdin, process.stdout, errors):
         if pipe is not None:
             pipe.close()
-
-
-def main() -> None:
-    """The child: obey one order from standard input, then end."""
-    output = os.dup(1)
-    os.dup2(2, 1)  # a library that prints must not break the frames
-    order = json.loads(sys.stdin.buffer.readline())
-    _limit(order["memory"])
-    timeout = float(order["timeout"])
-    try:
-        with _Alarm(timeout) as alarm:
-            job = importlib.import_module(READERS[order["reader"]]).start(order["request"])
-            plan = job.plan()
-            with alarm.paused():
-                write_frame(output, {"plan": plan})
-                if sys.stdin.buffer.readline() != _GO:
-                    return
-            _send_items(job, output, alarm)
-    except BrokenPipeError:
-        return
-    except MemoryError:
-        write_frame(output, {"error": f"needs more than the {order['memory'] >> 20} MiB allowed for reading it"})
-    except SourceError as error:
-        write_frame(output, {"error": str(error)})
-    except Exception as error:  # the border of the process: every failure must reach the parent as one line
-        write_frame(output, {"error": f"cannot be read ({type(error).__name__}: {error}); is it damaged?"})
-
-
-def _send_items(job: Job, output: int, alarm: _Alarm) -> None:
-    batch = Batch(output, alarm.paused)
-    for item in job.items():
-        if isinstance(item, Item):
-            batch.add(item)
-        else:
-            batch.flush()
-            batch.file = item.file
-    batch.flush()
-    with alarm.paused():
-        write_frame(output, {"end": job.end()})
-
-
-def _limit(memory: int) -> None:
-    """Bound address space, core dumps and written files; a limit that a system lacks is passed over."""
-    if resource is None:
-        return
-    for name, value in (("RLIMIT_AS", memory), ("RLIMIT_CORE", 0), ("RLIMIT_FSIZE", 1 << 16)):
-        with contextlib.suppress(AttributeError, ValueError, OSError):
-            resource.setrlimit(getattr(resource, name), (value, value))
-
-
-class _Alarm:
-    """Ends the process, by the signal's default action, when work takes longer than ``seconds`` between pauses.
-
-    A thread could not: a C library in an endless loop holds the interpreter lock.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds if hasattr(signal, "setitimer") else 0.0
-
-    def __enter__(self) -> _Alarm:
-        self._set(self._seconds)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._set(0.0)
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """While the parent is being waited for, no time counts."""
-        self._set(0.0)
-        try:
-            yield
-        finally:
-            self._set(self._seconds)
-
-    def _set(self, seconds: float) -> None:
-        if self._seconds:
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-
-
-if __name__ == "__main__":
-    main()

@@ -64,7 +64,7 @@ class IsolatedSource(Source):
     they need not pass through the child.
 
     Args:
-        reader: the child's reader, a key of ``isolated.READERS``.
+        reader: the child's reader, a key of ``isolated_child.READERS``.
         request: JSON-able, for that reader.
         path: what is read, for messages.
         memory: limit on the child's address space, bytes.
@@ -205,7 +205,8 @@ class IsolatedSource(Source):
             start += size
             columns = dict(zip(self._names, values or (), strict=False))
             if fault is not None:
-                yield BadEntry(key, fault, bytes(view), columns)
+                whole = bool(size) and len(columns) == len(self._names)  # else there is nothing that could be kept
+                yield BadEntry(key, fault, bytes(view) if whole else None, columns if whole else None)
             elif shape is not None:
                 yield RawPixels(key, view, tuple(shape), columns)
             else:

@@ -11,7 +11,7 @@ from typing import Any
 from packfmt.errors import SourceError
 from packfmt.sources.datum import read_datum
 from packfmt.sources.frames import Item
-from packfmt.sources.isolated import Flush
+from packfmt.sources.isolated_child import Flush
 from packfmt.sources.lmdb_layouts import META_KEYS, ImagesByKey, Layout, Progressive, TextRecognition
 from packfmt.sources.lmdb_serialised import CaffeDatum, Carved, RawSquares, Serialised, read_value, square_side
 from packfmt.sources.lmdb_table import Entry, Table, failures, open_tables
@@ -97,6 +97,9 @@ def choose(table: Table, options: dict[str, Any]) -> Layout:
     """
     if table.entries == 0:
         raise SourceError("the database is empty: it has no entries")
+    last = table.last()
+    if last is not None and last[0].startswith(b"packfmt") and len(last[0]) == 15:
+        raise SourceError("a pack in packfmt's own layout: read it with packfmt.open, or copy it as such")
     if _starts(table, b"image-", rb"image-\d+"):
         return TextRecognition(table, b"image-")
     if _starts(table, b"image_", rb"image_[hl]r-\d+"):

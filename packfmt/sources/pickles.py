@@ -61,8 +61,7 @@ _MARK = object()  # never leaves this module
 def read_pickle(data: bytes) -> Any:
     """The value that the pickle describes, with ``Array`` and ``Opaque`` in it where code would have run.
 
-    Nothing is imported, called or executed. Values may share parts, as in the pickle; a reader that walks them must
-    bound its walk. Thread-safe.
+    Nothing is imported, called or executed. Values may share parts: bound a walk over them. Thread-safe.
 
     Raises:
         PickleError: the bytes are cut, are no pickle, or use the stack in a way no pickle does.
@@ -229,20 +228,14 @@ _SPECIAL: dict[str, Callable[[_Machine, Any], Any]] = {
     "TUPLE": lambda m, a: m.stack.append(tuple(m.pop_mark())),
     "FROZENSET": lambda m, a: m.stack.append(tuple(m.pop_mark())),
     "DICT": lambda m, a: _dict(m),
-    "PUT": lambda m, a: m.remember(a),
-    "BINPUT": lambda m, a: m.remember(a),
-    "LONG_BINPUT": lambda m, a: m.remember(a),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda m, a: m.remember(a)),
     "MEMOIZE": lambda m, a: m.remember(len(m.memo)),
-    "GET": lambda m, a: m.stack.append(m.memo[a]),
-    "BINGET": lambda m, a: m.stack.append(m.memo[a]),
-    "LONG_BINGET": lambda m, a: m.stack.append(m.memo[a]),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda m, a: m.stack.append(m.memo[a])),
     "GLOBAL": lambda m, a: m.stack.append(Opaque(a)),
     "INST": lambda m, a: m.stack.append(Opaque(a, tuple(m.pop_mark()))),
     "OBJ": lambda m, a: _object(m),
     "PERSID": lambda m, a: m.stack.append(Opaque("persistent id")),
-    "EXT1": lambda m, a: m.stack.append(Opaque("registered extension")),
-    "EXT2": lambda m, a: m.stack.append(Opaque("registered extension")),
-    "EXT4": lambda m, a: m.stack.append(Opaque("registered extension")),
+    **dict.fromkeys(("EXT1", "EXT2", "EXT4"), lambda m, a: m.stack.append(Opaque("registered extension"))),
 }
 
 

@@ -38,6 +38,7 @@ REFUSED = {
     "no entries": ([], "empty"),
     "counts only": ([(b"num-samples", b"0")], "no images"),
     "unknown": ([(b"%d" % n, bytes([250, n]) * 5) for n in range(3)], "no layout of images"),
+    "a pack": ([(bytes(8), encoded(1)), (b"packfmt" + bytes(8), b"header")], "packfmt.open"),
     "web pages": ([(b"k%d" % n, b"<html>Access denied</html>") for n in range(3)], "an HTML"),
 }
 
