@@ -1,4 +1,4 @@
-"""One batch on its way from record bytes to samples: planned in the caller's thread, worked on in the pool's."""
+"""One batch on its way from record bytes to samples, worked on in the pool's threads."""
 
 from __future__ import annotations
 
@@ -6,24 +6,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from packfmt.errors import CorruptError, DecodeError
-from packfmt.images.decode import Decoder
-from packfmt.images.geometry import Crop, HorizontalFlip
-from packfmt.randomness import Keys, sampling
-from packfmt.storage import Reader
+from packfmt.randomness import sampling
+from packfmt.training.plan import Allocate, BatchPlan, Recipe, add_note, plan_batch
 from packfmt.training.pool import Pool
+from packfmt.training.resize import mirrored
 
 __all__ = ["Allocate", "BatchJob", "BatchPlan", "Recipe", "Timing", "plan_batch"]
 
-Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
-Allocate = Callable[[tuple[int, ...]], Pixels]
 
 MAX_CHUNK = 32  # images per task: enough that handing tasks over costs nothing
 LARGE_RECORD = 16 << 10  # bytes from which timing every sample by itself costs under 1 %
@@ -38,85 +34,6 @@ class Timing:
     transform: float = 0.0
     collate: float = 0.0
     slowest: list[tuple[float, int]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """How samples are made: what stays the same for all batches of a dataset. Thread-safe."""
-
-    reader: Reader
-    decoder: Decoder
-    crop: Crop | None
-    flip: HorizontalFlip | None
-    transform: Callable[[Any], Any] | None
-    present: Callable[[Pixels], Any]  # pixels (H, W, C) to what the transform and the user see
-    on_error: Literal["raise", "skip"]
-
-
-@dataclass(slots=True)
-class BatchPlan:
-    """Everything about a batch that is known before it is read.
-
-    ``out`` is the batch's array (N, H, W, C) where all images come out in one size, else None. ``boxes`` (N, 4) are the
-    crops in source pixels, None without a crop. ``images`` takes one entry per sample: its pixels, or what the
-    transform returned.
-    """
-
-    indices: npt.NDArray[np.int64]
-    keys: Keys
-    heights: npt.NDArray[np.int64]
-    widths: npt.NDArray[np.int64]
-    boxes: npt.NDArray[np.int64] | None
-    flips: npt.NDArray[np.bool_] | None
-    orientations: Array | None
-    out: Pixels | None
-    images: list[Any]
-
-
-def plan_batch(
-    recipe: Recipe, indices: npt.NDArray[np.int64], keys: Keys, allocate: Allocate | None = None
-) -> BatchPlan:
-    """Choose crops and flips for these records, and take memory for the batch.
-
-    Args:
-        recipe: the dataset's.
-        indices: (N,) records.
-        keys: (N,) their random keys.
-        allocate: gives the array for decoded images by its shape; None takes new memory.
-    """
-    heights, widths, orientations = _sizes(recipe, indices)
-    boxes = None if recipe.crop is None else recipe.crop.boxes(heights, widths, keys)
-    flips = None if recipe.flip is None else recipe.flip.flips(keys)
-    size = recipe.crop.size if recipe.crop is not None else _common_size(heights, widths)
-    channels = 3 if recipe.decoder.mode == "RGB" else 1
-    out = None if size is None else (allocate or _new_array)((len(indices), *size, channels))
-    return BatchPlan(indices, keys, heights, widths, boxes, flips, orientations, out, [None] * len(indices))
-
-
-def _sizes(
-    recipe: Recipe, indices: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Array | None]:
-    """Heights and widths as the decoder will show them, and the orientation tags if they are applied."""
-    columns = recipe.reader.columns
-    # A kept bad image has size 0 in the index; it will fail when decoded, and until then needs a size.
-    heights = np.maximum(columns["height"][indices].astype(np.int64), 1)
-    widths = np.maximum(columns["width"][indices].astype(np.int64), 1)
-    if recipe.decoder.orientation == "ignore":
-        return heights, widths, None
-    orientations = columns["orientation"][indices]
-    turned = orientations >= 5
-    return np.where(turned, widths, heights), np.where(turned, heights, widths), orientations
-
-
-def _common_size(heights: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]) -> tuple[int, int] | None:
-    if len(heights) and (heights == heights[0]).all() and (widths == widths[0]).all():
-        return int(heights[0]), int(widths[0])
-    return None
-
-
-def _new_array(shape: tuple[int, ...]) -> Pixels:
-    array: Pixels = torch.empty(shape, dtype=torch.uint8).numpy()
-    return array
 
 
 class BatchJob:
@@ -196,7 +113,8 @@ class BatchJob:
                 self._note_time(time.perf_counter() - before, position)
         else:
             self._decode(records, start)
-            self._note_time((time.perf_counter() - read) / (stop - start), start)
+            if records:
+                self._note_time((time.perf_counter() - read) / len(records), start)
         decoded = time.perf_counter()
         if self.recipe.transform is not None:
             for position in range(start, stop):
@@ -221,7 +139,7 @@ class BatchJob:
         try:
             return self.recipe.reader.read(self.plan.indices[position : position + 1])[0]
         except CorruptError as error:
-            self.failures[position] = error
+            self.failures[position] = error.with_traceback(None)  # which would hold this batch's memory
             return memoryview(b"")
 
     def _decode(self, records: Sequence[memoryview], start: int) -> None:
@@ -250,9 +168,7 @@ class BatchJob:
             self._fail(position, error.message)
             return
         flips = self.plan.flips
-        self.plan.images[position] = (
-            np.ascontiguousarray(pixels[:, ::-1]) if flips is not None and flips[position] else pixels
-        )
+        self.plan.images[position] = mirrored(pixels) if flips is not None and flips[position] else pixels
 
     def _fail(self, position: int, message: str) -> None:
         if position in self.failures:  # its bytes were damaged already
@@ -270,12 +186,5 @@ class BatchJob:
                 return recipe.transform(recipe.present(pixels))
             except Exception as error:
                 index = int(self.plan.indices[position])
-                _add_note(error, f"in the transform of record {index}, key {recipe.reader.key(index)!r}")
+                add_note(error, f"in the transform of record {index}, key {recipe.reader.key(index)!r}")
                 raise
-
-
-def _add_note(error: Exception, note: str) -> None:
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    else:  # Python 3.10
-        error.args = (f"{error} ({note})",) if len(error.args) <= 1 else (*error.args, note)

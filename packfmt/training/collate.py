@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
-__all__ = ["Collate", "collate_images", "collate_targets", "pad_images", "to_tensor"]
+__all__ = ["Collate", "collate_column", "collate_images", "collate_targets", "pad_images", "to_tensor"]
 
 Collate = Literal["stack", "list", "pad"]
 
@@ -34,7 +34,7 @@ def collate_images(images: Sequence[Any], collate: Collate) -> Any:
     """
     if collate == "list":
         return list(images)
-    if collate == "pad":
+    if collate == "pad" or not images:
         return pad_images(images)
     shapes = {tuple(image.shape) for image in images if hasattr(image, "shape")}
     if len(shapes) > 1:
@@ -54,22 +54,46 @@ def pad_images(images: Sequence[torch.Tensor]) -> torch.Tensor:
     channels = max((image.shape[0] for image in images), default=3)
     height = max((image.shape[1] for image in images), default=0)
     width = max((image.shape[2] for image in images), default=0)
-    dtype = images[0].dtype if images else torch.uint8
-    out = torch.zeros((len(images), height, width, channels), dtype=dtype).permute(0, 3, 1, 2)
+    like = images[0] if images else torch.empty(0, dtype=torch.uint8, device="cpu")
+    out = like.new_zeros((len(images), height, width, channels)).permute(0, 3, 1, 2)
     for slot, image in zip(out, images, strict=True):
         slot[:, : image.shape[1], : image.shape[2]] = image
     return out
 
 
-def collate_targets(values: Any) -> Any:
-    """Targets of a batch: numbers as one tensor, vectors as one tensor, the rest as lists; a mapping by its items."""
-    if isinstance(values, Mapping):
-        return {name: collate_targets(value) for name, value in values.items()}
+def collate_column(values: npt.NDArray[Any] | Sequence[Any]) -> Any:
+    """One column of a batch: numbers and arrays of one shape as a tensor; ragged arrays, str and bytes as a list.
+
+    Whole numbers become int64, as torch's default_collate makes of samples that are taken one by one.
+    """
     if isinstance(values, np.ndarray):
-        return torch.from_numpy(values)
-    values = list(values)
-    if values and all(isinstance(value, (bool, int, float, np.number)) for value in values):
-        return torch.as_tensor(values)
-    if values and all(isinstance(value, torch.Tensor) for value in values) and len({v.shape for v in values}) == 1:
-        return torch.stack(values)
-    return [torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value for value in values]
+        whole = values.ndim == 1 and values.dtype.kind in "iu"
+        return torch.from_numpy(values.astype(np.int64, copy=False) if whole else values)
+    if all(isinstance(value, np.ndarray) for value in values):
+        return [_owned(value) for value in values]  # also where they happen to be of one length
+    return collate_targets(values)
+
+
+def collate_targets(values: Sequence[Any]) -> Any:
+    """Targets that a user's transform made: as torch's default_collate, but what does not fit together is a list."""
+    first = values[0] if values else None
+    if first is None:
+        return list(values)
+    if all(isinstance(value, (bool, int, float, np.number)) for value in values):
+        return default_collate(list(values))
+    if all(isinstance(value, (torch.Tensor, np.ndarray)) for value in values):
+        tensors = [_owned(value) for value in values]
+        alike = len({(tensor.shape, tensor.dtype) for tensor in tensors}) == 1
+        return torch.stack(tensors) if alike else tensors
+    if isinstance(first, Mapping) and all(isinstance(v, Mapping) and v.keys() == first.keys() for v in values):
+        return {name: collate_targets([value[name] for value in values]) for name in first}
+    if isinstance(first, (tuple, list)) and all(
+        isinstance(v, (tuple, list)) and len(v) == len(first) for v in values
+    ):
+        return [collate_targets(parts) for parts in zip(*values, strict=True)]
+    return list(values)
+
+
+def _owned(value: Any) -> Any:
+    """Arrays as tensors over memory of their own."""
+    return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value

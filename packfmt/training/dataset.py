@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -20,7 +18,9 @@ from packfmt.images.geometry import Crop, HorizontalFlip
 from packfmt.randomness import sample_keys
 from packfmt.storage import Reader
 from packfmt.storage.filebytes import IO
-from packfmt.training.batch import Allocate, BatchJob, Recipe, plan_batch
+from packfmt.training.ahead import Ahead
+from packfmt.training.batch import BatchJob
+from packfmt.training.plan import Allocate, Recipe, plan_batch
 from packfmt.training.pool import CallerPool, DecodePool
 from packfmt.training.resize import resize
 from packfmt.training.samples import Samples, make_batch, present
@@ -35,8 +35,10 @@ class ImageDataset(Dataset[Any]):
     """The samples of a pack: ``ds[i]`` is ``(image, label)``, ``ds[[i, j, k]]`` a whole batch.
 
     Augmentation depends on (seed, epoch, index) only, so a sample has the same pixels for any number of threads and
-    workers, and from any backend. Thread-safe. Pickles as paths and options (a few hundred bytes); in a new process,
+    workers, and from any backend. Thread-safe. Pickles as paths and options (about a kilobyte); in a new process,
     however it was started, threads and files are opened again when first used.
+
+    A subclass that overrides ``__getitem__`` is asked one index at a time by DataLoader, and refused by ``Loader``.
 
     Args:
         pack: a path as ``packfmt.open`` takes it, or a reader.
@@ -51,9 +53,10 @@ class ImageDataset(Dataset[Any]):
         output: "tensor": (C, H, W) uint8; "numpy": (H, W, C) uint8; "pil".
         mode: "RGB" or "L".
         orientation: "ignore" the EXIF tag as torchvision does, or "apply" it.
-        threads: that decode; None takes the cores this process may use.
+        threads: that decode; None takes the cores this process may use, shared out among DataLoader's workers.
         on_error: "raise" at a record that cannot be read or decoded, or "skip" it: batches get smaller, and
-            ``skipped`` counts.
+            ``skipped`` counts, in this process. Where nothing is left to give (``ds[i]``, a whole batch), the first
+            error is raised all the same; ``Loader`` goes on with the next batch.
         verify: check each record's checksum when it is read.
         io: "mmap", "pread" or "auto", as ``packfmt.open``.
         seed: of crop, flip and ``sample_rng``.
@@ -99,22 +102,7 @@ class ImageDataset(Dataset[Any]):
         self.epoch = 0
         self.lookahead = lookahead
         self.skipped = 0
-        self._start_process()
-
-    def _start_process(self) -> None:
-        self._lock = threading.Lock()
-        self._announced: deque[tuple[int, bytes, npt.NDArray[np.int64]]] = deque()
-        self._ahead: deque[tuple[int, bytes, BatchJob]] = deque()
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        for name in ("_lock", "_announced", "_ahead"):
-            del state[name]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._start_process()
+        self._ahead = Ahead()
 
     def __len__(self) -> int:
         return len(self.reader)
@@ -135,21 +123,30 @@ class ImageDataset(Dataset[Any]):
         return self._pool.threads
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose crops, flips and random numbers ``ds[...]`` gives. Indices of packfmt's samplers carry
-        their own."""
+        """Choose the epoch whose crops, flips and random numbers ``ds[...]`` gives.
+
+        Indices of packfmt's samplers carry their own. With samplers of another origin call it before every epoch; it
+        does not reach DataLoader's persistent workers, which have copies of the dataset.
+        """
         self.epoch = epoch
 
     def __getitem__(self, index: int | slice | Sequence[int]) -> Any:
         if isinstance(index, slice):
-            return self._batch(list(range(*index.indices(len(self)))))
-        if isinstance(index, (int, np.integer)):
+            return self._batch(range(*index.indices(len(self))))
+        if hasattr(index, "__index__") and not getattr(index, "ndim", 0):
             return self._sample(index)
-        return self._batch(index)
+        return self._batch(index)  # type: ignore[arg-type]
 
-    def __getitems__(self, indices: Sequence[int]) -> Samples:
-        """The samples of a batch, for DataLoader. Collating them with torch's default copies nothing."""
-        epoch = self._epoch_of(indices)
-        return self.finish(self._take(epoch, np.asarray(indices, dtype=np.int64)))
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
+        """The samples of a batch, for DataLoader. Collating them with torch's default copies nothing.
+
+        Raises:
+            DecodeError, CorruptError: a record failed, or all of them did with ``on_error="skip"``.
+        """
+        if type(self).__getitem__ is not ImageDataset.__getitem__:
+            return [self[index] for index in indices]  # a subclass's own, which a batch must not go round
+        epoch, positions = self._epoch_of(indices), self._positions(indices)
+        return self._some(self._ahead.take(epoch, positions, self.start, self.lookahead))
 
     def start(
         self,
@@ -167,7 +164,7 @@ class ImageDataset(Dataset[Any]):
             allocate: gives the array for decoded images by its shape (N, H, W, C); None takes new memory.
             then: called with the job in the thread that finishes last; ``job.product`` is what it returned.
         """
-        positions = np.asarray(indices, dtype=np.int64)
+        positions = self._positions(indices)
         plan = plan_batch(self._recipe, positions, sample_keys(self.seed, epoch, positions), allocate)
         return BatchJob(self._recipe, plan, self._pool, then)
 
@@ -176,10 +173,17 @@ class ImageDataset(Dataset[Any]):
 
         Raises:
             DecodeError, CorruptError: a record failed, with ``on_error="raise"``; it names shard, index and key.
-            Exception: whatever ``transform`` raised.
+            Exception: whatever ``transform`` raised, with a note that names record and key.
         """
         self.skipped += len(job.wait())
         return self.samples_of(job)
+
+    def _some(self, job: BatchJob) -> Samples:
+        """``finish``, where an empty batch is of no use."""
+        samples = self.finish(job)
+        if samples.failures and not len(samples):
+            raise samples.failures[min(samples.failures)]
+        return samples
 
     def samples_of(self, job: BatchJob) -> Samples:
         """The samples of a job that is done, without waiting: what ``then`` of ``start`` works with."""
@@ -189,69 +193,55 @@ class ImageDataset(Dataset[Any]):
         """Hear from a sampler which batch will be asked for later. Nothing is decoded until this process is asked for a
         batch: with DataLoader workers, the samples are asked for elsewhere."""
         epoch, indices = upcoming
-        with self._lock:
-            self._announced.append((epoch, indices.tobytes(), indices))
-            while len(self._announced) > self.lookahead + 1:
-                self._announced.popleft()
+        self._ahead.announce(epoch, self._positions(indices), self.lookahead)
 
     def with_threads(self, threads: int) -> ImageDataset:
         """The same dataset with another number of threads, not started yet."""
         other = copy.copy(self)
-        other._pool = DecodePool(threads)
+        other._pool, other._ahead = DecodePool(threads), Ahead()
         return other
 
+    def __enter__(self) -> ImageDataset:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Stop the threads and release the files. A closed dataset cannot be read."""
-        self._drop_ahead()
+        """Stop the threads and release the files. A closed dataset cannot be read; closing twice is allowed."""
+        self._ahead.clear()
         self._pool.close()
         self.reader.close()
 
-    def _sample(self, index: int | np.integer[Any]) -> Any:
-        position = int(index) + len(self) if index < 0 else int(index)
-        if not 0 <= position < len(self):
-            raise IndexError(f"{self.reader.path} has {len(self)} records, asked for {index}")
-        positions = np.array([position])
-        plan = plan_batch(self._recipe, positions, sample_keys(self.seed, self._epoch_of([index]), positions))
-        samples = self.finish(BatchJob(self._recipe, plan, CallerPool()))
-        if not len(samples):
-            raise IndexError(f"record {position} cannot be decoded and on_error='skip'; read whole batches to skip it")
-        return samples[0]
+    def _sample(self, index: Any) -> Any:
+        positions = self._positions((index,))
+        plan = plan_batch(self._recipe, positions, sample_keys(self.seed, self._epoch_of((index,)), positions))
+        return self._some(BatchJob(self._recipe, plan, CallerPool()))[0]
 
     def _batch(self, indices: Sequence[int]) -> Any:
-        positions = np.asarray(indices, dtype=np.int64)
-        positions = np.where(positions < 0, positions + len(self), positions)
-        return make_batch(self.finish(self.start(positions, self._epoch_of(indices))), "stack")
+        return make_batch(self._some(self.start(indices, self._epoch_of(indices))), "stack")
+
+    def _positions(self, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Indices as int64, those below 0 counted from the end.
+
+        Raises:
+            IndexError: there is no such record.
+            TypeError: they are no flat sequence of integers.
+        """
+        given, count = np.asarray(indices), len(self)
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+            raise TypeError(
+                f"{self.reader.path}: an index is an int, a slice or a flat sequence of ints, got {indices!r:.80}"
+            )
+        positions = given.astype(np.int64)
+        if positions.size and not (positions.min() >= 0 and positions.max() < count):
+            positions = np.where(positions < 0, positions + count, positions)
+            if not (positions.min() >= 0 and positions.max() < count):
+                raise IndexError(f"{self.reader.path} has {count} records, asked for {given.min()} to {given.max()}")
+        return positions
 
     def _epoch_of(self, indices: Sequence[Any]) -> int:
         return getattr(indices[0], "epoch", self.epoch) if len(indices) else self.epoch
-
-    def _take(self, epoch: int, indices: npt.NDArray[np.int64]) -> BatchJob:
-        """The job of a batch, begun ahead if it was announced; begins those announced after it."""
-        wanted = (epoch, indices.tobytes())
-        with self._lock:
-            if not any(job[:2] == wanted for job in self._ahead):
-                self._cancel_ahead()
-                while self._announced and self._announced[0][:2] != wanted:
-                    self._announced.popleft()
-                if self._announced:
-                    self._announced.popleft()
-                self._ahead.append((*wanted, self.start(indices, epoch)))
-            while self._ahead[0][:2] != wanted:  # the loop left batches out
-                self._ahead.popleft()[2].cancel()
-            job = self._ahead.popleft()[2]
-            while self._announced and len(self._ahead) < self.lookahead:
-                next_epoch, key, next_indices = self._announced.popleft()
-                self._ahead.append((next_epoch, key, self.start(next_indices, next_epoch)))
-        return job
-
-    def _drop_ahead(self) -> None:
-        with self._lock:
-            self._cancel_ahead()
-            self._announced.clear()
-
-    def _cancel_ahead(self) -> None:
-        while self._ahead:
-            self._ahead.popleft()[2].cancel()
 
 
 class MMapImageDataset(ImageDataset):

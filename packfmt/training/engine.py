@@ -12,15 +12,16 @@ import numpy.typing as npt
 import torch
 
 from packfmt.randomness import batch_rng
-from packfmt.training.batch import Allocate, BatchJob, Timing
+from packfmt.training.batch import BatchJob, Timing
 from packfmt.training.collate import Collate
 from packfmt.training.dataset import ImageDataset
+from packfmt.training.plan import Allocate
 from packfmt.training.samples import make_batch
 
 __all__ = ["Engine", "Finish", "Made", "Request", "ThreadEngine", "made_of"]
 
 Mix = Callable[..., Any]
-SLOW_SAMPLES = 3  # per batch that are worth a name
+SLOW_SAMPLES = 3  # per batch that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +37,20 @@ class Request:
 class Made:
     """A batch that was made, and what there is to say about it."""
 
-    images: Any
-    targets: Any
+    batch: Any  # (images, targets)
     samples: int
     timing: Timing
-    keys: dict[int, str]  # of the slowest samples
-    skipped: list[str]
+    failures: list[Exception]  # of the samples left out
 
 
 class Engine(Protocol):
     """Makes batches ahead of the consumer. Used by one thread."""
 
     threads: int
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can go on; a new one is needed after a fork, or when a process has died."""
 
     def request(self, request: Request) -> Any:
         """Begin a batch; returns a ticket for ``collect``."""
@@ -72,7 +75,7 @@ class Finish:
     Args:
         dataset: whose samples.
         collate: how images become a batch.
-        batch_transform: called with (images, targets, generator), or (images, targets) if it takes only two.
+        batch_transform: called with (images, targets, generator) if it asks for a third argument, else with two.
         request: the batch's.
     """
 
@@ -82,7 +85,10 @@ class Finish:
     request: Request
 
     def __call__(self, job: BatchJob) -> tuple[Any, Any]:
-        images, targets = make_batch(self.dataset.samples_of(job), self.collate)
+        samples = self.dataset.samples_of(job)
+        if not len(samples):
+            return None, None  # all failed: nobody will see it
+        images, targets = make_batch(samples, self.collate)
         if self.batch_transform is None:
             return images, targets
         if takes_rng(self.batch_transform):
@@ -94,13 +100,17 @@ class Finish:
 
 
 def takes_rng(transform: Mix) -> bool:
-    """Whether a batch transform wants a generator as its third argument. torchvision's take any number and want two."""
+    """Whether a batch transform asks for a generator: by a third argument without a default, or one named ``rng``.
+
+    torchvision's take any number and want two.
+    """
     call = transform.forward if isinstance(transform, torch.nn.Module) else transform
     try:
         parameters = inspect.signature(call).parameters.values()
     except (TypeError, ValueError):
         return False
-    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) >= 3
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(positional) >= 3 and (positional[2].default is inspect.Parameter.empty or positional[2].name == "rng")
 
 
 def made_of(dataset: ImageDataset, job: BatchJob) -> Made:
@@ -111,17 +121,15 @@ def made_of(dataset: ImageDataset, job: BatchJob) -> Made:
     """
     failures = job.wait()
     dataset.skipped += len(failures)
-    images, targets = job.product
-    slowest = sorted(job.timing.slowest, reverse=True)[:SLOW_SAMPLES]
-    job.timing.slowest = slowest
-    key = dataset.reader.key
-    skipped = [key(int(job.plan.indices[position])) for position in sorted(failures)]
-    count = len(job.plan.indices) - len(failures)
-    return Made(images, targets, count, job.timing, {index: key(index) for _, index in slowest}, skipped)
+    job.timing.slowest = sorted(job.timing.slowest, reverse=True)[:SLOW_SAMPLES]
+    errors = [failures[position] for position in sorted(failures)]
+    return Made(job.product, len(job.plan.indices) - len(errors), job.timing, errors)
 
 
 class ThreadEngine:
     """The dataset's own threads, in this process."""
+
+    usable = True
 
     def __init__(
         self, dataset: ImageDataset, collate: Collate, batch_transform: Mix | None, allocate: Allocate | None

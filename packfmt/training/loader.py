@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -19,6 +21,9 @@ from packfmt.training.worker import ProcessEngine
 
 __all__ = ["Loader"]
 
+Batch: TypeAlias = tuple[Any, Any]
+Numbered: TypeAlias = tuple[int, Batch]  # the batches of the epoch that are done with this one
+
 
 class Loader:
     """Iterates ``(images, targets)`` over a dataset; each ``iter`` is the next epoch.
@@ -27,6 +32,14 @@ class Loader:
     else of them. At most ``prefetch`` batches are under way beyond the one in the loop's hands, in the sampler's order.
     The batch that is handed out is the caller's own.
 
+    An error ends the iteration: a record that cannot be decoded, whatever a transform raised, a worker process that
+    died. The next ``iter`` is the next epoch all the same, with new processes where old ones died;
+    ``load_state_dict(state_dict())`` before it goes on behind the last batch that was handed out. With
+    ``on_error="skip"`` a batch without a single good record is passed over, but raises its first error where there are
+    several ranks: the others would wait for this one for ever.
+
+    Iterate it in one thread. ``close`` ends its processes; the dataset's threads end with the dataset.
+
     Args:
         dataset: an ``ImageDataset``.
         batch_size: samples per batch and rank. Not with ``sampler``.
@@ -34,15 +47,17 @@ class Loader:
         shuffle, seed, block_size, window, rank, world_size, partial: as ``BlockBatchSampler``.
         collate: "stack"; "list", for images of differing sizes; "pad", one tensor as large as the largest of them.
         batch_transform: called with each batch's images and targets, and a ``numpy.random.Generator`` keyed by (seed,
-            epoch, batch) if it takes three arguments: ``MixUp``, ``CutMix``, or torchvision's.
+            epoch, batch) if it has a third parameter without a default or named ``rng``: ``MixUp``, ``CutMix``, or
+            torchvision's. It is called in the decoding threads.
         workers: 0 decodes in threads of this process. 1 or more put the threads into that many child processes, for a
             loop that holds the interpreter lock.
         start_method: of child processes: "fork", "spawn", "forkserver", or None for Python's default.
-        prefetch: batches made ahead, at least 1 (with workers: for each).
+        prefetch: batches made ahead, at least 1; with workers: for each of them.
         pin_memory: give tensors in page-locked memory. Without CUDA it does nothing.
         device: copy batches there, one ahead of the loop.
 
     Raises:
+        TypeError: the dataset is of a subclass with a ``__getitem__`` of its own, which would not be called.
         ValueError: an option is not one of those allowed, or two of them exclude each other.
     """
 
@@ -73,6 +88,11 @@ class Loader:
             raise ValueError(f"collate={collate!r}, allowed are 'stack', 'list' and 'pad'")
         if workers < 0 or prefetch < 1:
             raise ValueError(f"workers={workers} must be at least 0 and prefetch={prefetch} at least 1")
+        if type(dataset).__getitem__ is not ImageDataset.__getitem__:
+            raise TypeError(
+                f"{type(dataset).__name__} overrides __getitem__, which a Loader does not call; use transform and "
+                "target_transform, or torch's DataLoader"
+            )
         self.dataset = dataset
         if sampler is None:
             sampler = BlockBatchSampler(
@@ -96,8 +116,9 @@ class Loader:
         self._pin = cuda and (pin_memory or (self._device is not None and self._device.type == "cuda"))
         self._engine: Engine | None = None
         self._stats = StatsRecorder()
-        self._epoch, self._position = sampler.place
+        self._epoch, self._position = self._place = sampler.place
         self._begun = False
+        self._run: object = None
 
     def __len__(self) -> int:
         """Batches per epoch."""
@@ -106,10 +127,11 @@ class Loader:
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next iteration goes through. The epoch that a loaded state is in keeps its position."""
         if self._begun or epoch != self._epoch:
-            self._epoch, self._position, self._begun = epoch, 0, False
+            self._move(epoch, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands: what it has consumed, not what was made ahead. A few numbers that fit into JSON."""
+        self._hear()
         return self.sampler.state_dict(epoch=self._epoch, position=self._position)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -119,12 +141,12 @@ class Loader:
             ValueError: the state is of another order.
         """
         self.sampler.load_state_dict(state)
-        self._epoch, self._position = self.sampler.place
-        self._begun = False
+        self._place = self.sampler.place
+        self._move(*self._place)
 
     def stats(self) -> LoaderStats:
         """Where the time went, since the loader was made or ``reset_stats`` was called."""
-        return self._stats.snapshot()
+        return self._stats.snapshot(self.dataset.reader.key)
 
     def reset_stats(self) -> None:
         """Start counting anew."""
@@ -142,39 +164,64 @@ class Loader:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+    def __iter__(self) -> Iterator[Batch]:
+        self._hear()
         if self._begun:
-            self._epoch, self._position = self._epoch + 1, 0
+            self._move(self._epoch + 1, 0)
         self._begun = True
-        epoch = self._epoch
+        run = self._run = object()
+        epoch, pid = self._epoch, os.getpid()
         self.dataset.set_epoch(epoch)
-        batches = self._moved(self._made(epoch, self._position))
-        stats = self._stats
-        while True:
-            asked = time.perf_counter()
-            batch = next(batches, None)
-            stats.add("wait", time.perf_counter() - asked)
-            if batch is None:
-                break
-            self._position += 1  # from here on it is the loop's, also in a state taken before the next is asked for
-            stats.leave()
-            yield batch
-            stats.come_back()
-        if (self._epoch, self._begun) == (epoch, True):
-            self._epoch, self._position, self._begun = epoch + 1, 0, False
+        usable = self._usable(self._made(epoch, self._position))
+        with closing(usable if self._device is None else self._moved(usable, self._device)) as batches:
+            while True:
+                numbered = self._awaited(batches)
+                if numbered is None:
+                    break
+                done, batch = numbered
+                if self._run is run:
+                    self._position = done  # from here on it is the loop's, also before the next one is asked for
+                self._stats.leave()
+                yield batch
+                self._stats.come_back()
+                if pid != os.getpid():
+                    raise RuntimeError("this iteration began in another process, before a fork; begin one of its own")
+        if self._run is run:
+            self._move(epoch + 1, 0)
 
-    def _made(self, epoch: int, start: int) -> Iterator[Made]:
+    def _awaited(self, batches: Iterator[Numbered]) -> Numbered | None:
+        """The next batch, counting the time until it is here as waited, but for its transfer."""
+        moved, asked = self._stats.times.get("transfer", 0.0), time.perf_counter()
+        numbered = next(batches, None)
+        moved = self._stats.times.get("transfer", 0.0) - moved
+        self._stats.add("wait", time.perf_counter() - asked - moved)
+        return numbered
+
+    def _move(self, epoch: int, position: int) -> None:
+        self._epoch, self._position, self._begun = epoch, position, False
+        self._run = None  # an iteration still under way no longer counts
+
+    def _hear(self) -> None:
+        """Follow a sampler that was itself told where to go, as some training frameworks do."""
+        if self.sampler.place != self._place:
+            self._place = self.sampler.place
+            self._move(*self._place)
+
+    def _made(self, epoch: int, start: int) -> Generator[tuple[int, Made], None, None]:
         """The epoch's batches, each asked for ``prefetch`` ahead."""
         engine = self._start_engine()
         tickets: deque[Any] = deque()
+        done = start
         try:
             for number, indices in enumerate(self.sampler.batches(epoch, start), start):
                 unique = number * self.sampler.world_size + self.sampler.rank
                 tickets.append(engine.request(Request(epoch, unique, indices)))
                 if len(tickets) > self._prefetch:
-                    yield self._collect(engine, tickets)
+                    done += 1
+                    yield done, self._collect(engine, tickets)
             while tickets:
-                yield self._collect(engine, tickets)
+                done += 1
+                yield done, self._collect(engine, tickets)
         finally:
             for ticket in tickets:
                 engine.cancel(ticket)
@@ -183,31 +230,42 @@ class Loader:
         depth = sum(map(engine.ready, tickets))
         made = engine.collect(tickets.popleft())
         self._stats.threads = engine.threads
-        self._stats.add_batch(made.samples, made.timing, made.keys, made.skipped, depth)
+        self._stats.add_batch(made.samples, made.timing, made.failures, depth)
+        if not made.samples and self.sampler.world_size > 1:
+            raise made.failures[0]
         return made
 
-    def _moved(self, batches: Iterator[Made]) -> Iterator[tuple[Any, Any]]:
-        """Batches where the loop wants them; with a device, the copy of the next one has begun before this is used."""
-        if self._device is None:
-            for made in batches:
-                yield self._pinned(made)
-            return
-        mover = DeviceMover(self._device)
-        ahead: deque[Any] = deque()
-        for made in batches:
-            began = time.perf_counter()
-            ahead.append(mover.send(self._pinned(made)))
-            self._stats.add("transfer", time.perf_counter() - began)
-            if len(ahead) > 1:
-                yield mover.receive(*ahead.popleft())
-        while ahead:
-            yield mover.receive(*ahead.popleft())
+    def _usable(self, batches: Iterator[tuple[int, Made]]) -> Generator[Numbered, None, None]:
+        """Those that have samples, pinned if that is wanted."""
+        for done, made in batches:
+            if made.samples:
+                began = time.perf_counter()
+                batch = map_tensors(made.batch, torch.Tensor.pin_memory) if self._pin else made.batch
+                self._stats.add("transfer", time.perf_counter() - began)
+                yield done, batch
 
-    def _pinned(self, made: Made) -> tuple[Any, Any]:
-        batch = (made.images, made.targets)
-        return map_tensors(batch, torch.Tensor.pin_memory) if self._pin else batch
+    def _moved(self, batches: Iterator[Numbered], device: torch.device) -> Generator[Numbered, None, None]:
+        """Batches on the device; the copy of the next one has begun before one is used."""
+        mover = DeviceMover(device)
+        ahead: deque[Any] = deque()
+        try:
+            for done, batch in batches:
+                began = time.perf_counter()
+                ahead.append((done, *mover.send(batch)))
+                self._stats.add("transfer", time.perf_counter() - began)
+                if len(ahead) > 1:
+                    done, *sent = ahead.popleft()
+                    yield done, mover.receive(*sent)
+        except Exception:
+            for done, *sent in ahead:  # it comes after those before it
+                yield done, mover.receive(*sent)
+            raise
+        for done, *sent in ahead:
+            yield done, mover.receive(*sent)
 
     def _start_engine(self) -> Engine:
+        if self._engine is not None and not self._engine.usable:
+            self.close()
         if self._engine is None:
             if self._workers:
                 self._engine = ProcessEngine(

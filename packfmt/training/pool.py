@@ -10,8 +10,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import torch
+from torch.utils.data import get_worker_info
 
-__all__ = ["CallerPool", "DecodePool", "Pool", "default_threads"]
+__all__ = ["CallerPool", "DecodePool", "Pool", "default_threads", "reset_after_fork"]
+
+_thread = threading.local()
 
 
 def default_threads() -> int:
@@ -19,6 +22,12 @@ def default_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def fair_threads() -> int:
+    """This process's part of ``default_threads``, which DataLoader's workers share out among them."""
+    worker = get_worker_info()
+    return max(1, default_threads() // (1 if worker is None else worker.num_workers))
 
 
 class Pool(Protocol):
@@ -50,40 +59,54 @@ class CallerPool:
 class DecodePool:
     """Threads, started at the first task and once per process.
 
-    A fork copies no threads, so a child starts its own; nothing of the parent's is touched there. Thread-safe. Pickles
-    as the number of threads.
+    A fork copies no threads, so a child starts its own; nothing of the parent's is touched there. Tasks that one of the
+    threads submits run in that thread: it would otherwise wait for itself. Thread-safe. Pickles as the number of
+    threads.
+
+    Args:
+        threads: None takes the cores this process may use, shared out among DataLoader's workers.
     """
 
     def __init__(self, threads: int | None) -> None:
         if threads is not None and threads < 1:
             raise ValueError(f"threads={threads}, at least 1 is needed; None takes all cores")
-        self.threads = threads or default_threads()
-        self._start()
+        self._asked = threads
+        self._finalizer: weakref.finalize[..., DecodePool] | None = None
+        self.start_process()
+        reset_after_fork(self)
 
-    def _start(self) -> None:
-        self._pid = os.getpid()
+    def start_process(self) -> None:
+        """Be without threads, as at first."""
+        if self._finalizer is not None:
+            self._finalizer.detach()  # another process's threads end there
+        self._finalizer = None
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (DecodePool, (self.threads,))
+        return (DecodePool, (self._asked,))
+
+    @property
+    def threads(self) -> int:
+        """How many tasks run at a time."""
+        return self._asked or fair_threads()
 
     def submit(self, task: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Run a task in one of the threads."""
-        if self._pid != os.getpid():
-            self._start()
+        if getattr(_thread, "decodes", False):
+            return CallerPool().submit(task, *arguments)
         with self._lock:
             if self._executor is None:
                 self._executor = _one_core_each(self.threads)
-                weakref.finalize(self, self._executor.shutdown, wait=False, cancel_futures=True)
+                self._finalizer = weakref.finalize(self, self._executor.shutdown, wait=False, cancel_futures=True)
             return self._executor.submit(task, *arguments)
 
     def close(self) -> None:
         """Stop the threads, waiting for running tasks. A later task starts new ones."""
-        if self._pid != os.getpid():
-            return
         with self._lock:
             executor, self._executor = self._executor, None
+            if self._finalizer is not None:
+                self._finalizer.detach()
         if executor is not None:
             executor.shutdown(wait=True, cancel_futures=True)
 
@@ -98,13 +121,45 @@ def _one_core_each(threads: int) -> ThreadPoolExecutor:
     ready = threading.Barrier(threads + 1)
 
     def begin() -> None:
+        _thread.decodes = True
         torch.get_num_threads()  # takes over the default now, which it would otherwise do later and undo the next line
         torch.set_num_threads(1)
         ready.wait()
 
     executor = ThreadPoolExecutor(threads, thread_name_prefix="packfmt-decode", initializer=begin)
-    for _ in range(threads):
-        executor.submit(int)  # the executor starts a thread per waiting task
-    ready.wait()
-    torch.set_num_threads(before)
+    try:
+        for _ in range(threads):
+            executor.submit(int)  # the executor starts a thread per waiting task
+        ready.wait()
+    except BaseException:  # the system grants no more threads, or Ctrl-C: let those go that wait
+        ready.abort()
+        executor.shutdown(wait=False)
+        raise
+    finally:
+        torch.set_num_threads(before)
     return executor
+
+
+class _PerProcess(Protocol):
+    def start_process(self) -> None:
+        """Forget locks, threads and jobs of another process."""
+
+
+_forked: weakref.WeakSet[_PerProcess] = weakref.WeakSet()
+
+
+def reset_after_fork(thing: _PerProcess) -> None:
+    """Have ``thing.start_process()`` called in every forked child, before anything else runs there.
+
+    Its locks may be held there by threads that do not exist.
+    """
+    _forked.add(thing)
+
+
+def _reset_all() -> None:
+    for thing in list(_forked):
+        thing.start_process()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_all)

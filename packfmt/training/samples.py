@@ -94,13 +94,11 @@ def make_batch(samples: Samples, how: Collate) -> tuple[Any, Any]:
 
 def _collate_samples(batch: Any, *, collate_fn_map: Any = None) -> Any:
     if isinstance(batch, Samples):
-        return list(make_batch(batch, "stack"))
-    images, targets = zip(*batch, strict=True)  # samples that were asked for one by one
-    return [_collate_plain(list(images), collate_fn_map), _collate_plain(list(targets), collate_fn_map)]
-
-
-def _collate_plain(values: list[Any], collate_fn_map: Any) -> Any:
-    return collate(values, collate_fn_map=collate_fn_map)
+        images, targets = make_batch(batch, "stack")
+        return [torch.from_numpy(images) if isinstance(images, np.ndarray) else images, targets]
+    return [  # samples that were asked for one by one
+        collate(list(parts), collate_fn_map=collate_fn_map) for parts in zip(*batch, strict=True)
+    ]
 
 
 # torch's own way to teach default_collate about a type.

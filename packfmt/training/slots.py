@@ -1,7 +1,7 @@
 """Memory that two processes share and that has no name: nothing to clean up in /dev/shm, however a process ends.
 
-The child writes batches into slots (memfd, mapped by both sides). The parent hands out tensors that lie in them; when
-the last of a slot's tensors is gone, the slot's number goes back to the child, which uses it again.
+The child writes batches into slots (memfd, mapped by both sides). The parent hands out tensors that lie in them. A slot
+is used again when neither side has an array in it any more.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +21,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Parcel", "SlotReader", "SlotWriter"]
+__all__ = ["MOST_SLOTS", "Parcel", "SlotReader", "SlotWriter"]
 
-GRAIN = 1 << 20  # slots are rounded up to this, so that batches of nearly equal size fit into each other's
+LEAST = 1 << 20  # bytes of a slot. All are powers of two, so that batches fit into each other's; unused pages are free
 SMALL = 4 << 10  # bytes up to which an array travels in the message itself
 ALIGNMENT = 64
+# Each slot holds a file descriptor on either side. Batches beyond these that the caller hoards are copied out.
+MOST_SLOTS = 64
+
+Array = npt.NDArray[Any]
+Visit = Callable[[Array, "torch.dtype | None"], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +40,10 @@ class _Leaf:
     slot: int | None
     offset: int
     data: bytes
-    dtype: str
+    dtype: np.dtype[Any]
     shape: tuple[int, ...]  # in the order of ``order``
     order: tuple[int, ...]
-    is_tensor: bool
+    tensor: torch.dtype | None  # None for a numpy array
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,90 +56,102 @@ class Parcel:
 
 
 class SlotWriter:
-    """The child's side. Thread-safe."""
+    """The child's side. Thread-safe.
+
+    Each slot in use has claims: one while arrays of this side lie in it, one while it is with the other side.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._maps: dict[int, mmap.mmap] = {}
-        self._starts: dict[int, int] = {}
-        self._free: set[int] = set()
-        self._unsent: dict[int, int] = {}
-        self._descriptors: dict[int, int] = {}
+        self._maps: list[mmap.mmap] = []
+        self._starts: list[int] = []
+        self._claims: list[int] = []
+        self._dropped: deque[int] = deque()  # claims that ended; a garbage collection may add to it anywhere, unlocked
+        self._new: dict[int, tuple[int, int]] = {}  # slot: (size, descriptor), until it is sent
 
     def allocate(self, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-        """A uint8 array in a slot of its own."""
+        """A uint8 array in a slot of its own, or outside of them if it is small."""
         size = int(np.prod(shape))
+        if size <= SMALL:
+            return np.empty(shape, np.uint8)
         slot = self._take(size)
-        return np.frombuffer(self._maps[slot], np.uint8, size).reshape(shape)
+        array: npt.NDArray[np.uint8] = np.frombuffer(
+            _watched(self._maps[slot], self._dropped.append, slot), np.uint8, size
+        ).reshape(shape)
+        return array
 
-    def release(self, slots: tuple[int, ...] | list[int]) -> None:
-        """Use these slots again."""
-        with self._lock:
-            self._free.update(slots)
-
-    def slot_of(self, array: npt.NDArray[Any] | None) -> int | None:
-        """The slot an array lies in, None for memory of another kind."""
-        if array is None:
-            return None
-        address = array.__array_interface__["data"][0]
-        for slot, start in self._starts.items():
-            if start <= address < start + len(self._maps[slot]):
-                return slot
-        return None
+    def release(self, slots: Iterable[int]) -> None:
+        """Hear which slots the other side needs no more."""
+        self._dropped.extend(slots)
 
     def wrap(self, tree: Any) -> Parcel:
         """Describe a batch, copying into a slot what does not lie in one yet and is not small."""
-        outside: list[npt.NDArray[Any]] = []
+        outside: list[Array] = []
         _walk(tree, lambda array, _: outside.append(array) if self._moves(array) else None)
-        room = sum(array.nbytes + ALIGNMENT for array in outside)
-        slot = self._take(room) if outside else None
+        slot = self._take(sum(array.nbytes + ALIGNMENT for array in outside)) if outside else None
         used: set[int] = set() if slot is None else {slot}
         position = 0
 
-        def place(array: npt.NDArray[Any], is_tensor: bool) -> _Leaf:
+        def place(array: Array, tensor: torch.dtype | None) -> _Leaf:
             nonlocal position
             order = tuple(int(axis) for axis in np.argsort([-stride for stride in array.strides], kind="stable"))
             flat = array.transpose(order)
-            own = self.slot_of(array)
-            if own is not None and flat.flags.c_contiguous:
+            if array.nbytes <= SMALL:
+                return _Leaf(None, 0, flat.tobytes(), array.dtype, flat.shape, order, tensor)
+            own = self._slot_of(array)
+            if own is not None:
                 used.add(own)
-                offset = array.__array_interface__["data"][0] - self._starts[own]
-                return _Leaf(own, offset, b"", array.dtype.str, flat.shape, order, is_tensor)
-            if not self._moves(array) or slot is None:
-                return _Leaf(None, 0, flat.tobytes(), array.dtype.str, flat.shape, order, is_tensor)
+                offset = _address(array) - self._starts[own]
+                return _Leaf(own, offset, b"", array.dtype, flat.shape, order, tensor)
+            if slot is None:
+                raise RuntimeError("the batch changed while it was sent: a batch transform's thread still writes to it")
             offset, position = position, position + -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-            room = np.frombuffer(self._maps[slot], array.dtype, array.size, offset)
-            room.reshape(flat.shape)[...] = flat
-            return _Leaf(slot, offset, b"", array.dtype.str, flat.shape, order, is_tensor)
+            np.frombuffer(self._maps[slot], array.dtype, array.size, offset).reshape(flat.shape)[...] = flat
+            return _Leaf(slot, offset, b"", array.dtype, flat.shape, order, tensor)
 
         wrapped = _walk(tree, place)
         with self._lock:
-            new = tuple(self._unsent.items())
-            self._unsent = {}
+            for own in used - {slot}:
+                self._claims[own] += 1  # the parcel's, beside that of the arrays here
+            new = tuple((number, size) for number, (size, _) in self._new.items())
         return Parcel(wrapped, tuple(used), new)
 
     def descriptor(self, slot: int) -> int:
         """The file descriptor of a new slot, to be sent once and closed by the caller."""
-        return self._descriptors.pop(slot)
+        with self._lock:
+            return self._new.pop(slot)[1]
 
-    def _moves(self, array: npt.NDArray[Any]) -> bool:
-        return array.nbytes > SMALL and self.slot_of(array) is None
+    def _moves(self, array: Array) -> bool:
+        return array.nbytes > SMALL and self._slot_of(array) is None
+
+    def _slot_of(self, array: Array) -> int | None:
+        """The slot that a gapless array lies in, None for memory of another kind."""
+        address = _address(array)
+        for slot, start in enumerate(self._starts):
+            if start <= address < start + len(self._maps[slot]):
+                gapless = array.transpose(np.argsort([-stride for stride in array.strides], kind="stable"))
+                return slot if gapless.flags.c_contiguous else None
+        return None
 
     def _take(self, size: int) -> int:
+        """A free slot, with one claim on it."""
         with self._lock:
-            fitting = [slot for slot in self._free if len(self._maps[slot]) >= size]
+            while self._dropped:
+                self._claims[self._dropped.popleft()] -= 1
+            fitting = [slot for slot, claims in enumerate(self._claims) if not claims and len(self._maps[slot]) >= size]
             if fitting:
                 slot = min(fitting, key=lambda slot: len(self._maps[slot]))
-                self._free.discard(slot)
+                self._claims[slot] = 1
                 return slot
-            slot = len(self._maps)
-            rounded = max(1, -(-size // GRAIN)) * GRAIN
+            rounded = max(LEAST, 1 << (size - 1).bit_length())
             descriptor = _nameless_file()
             os.ftruncate(descriptor, rounded)
-            self._maps[slot] = mmap.mmap(descriptor, rounded)
-            self._starts[slot] = ctypes.addressof(ctypes.c_char.from_buffer(self._maps[slot]))
-            self._descriptors[slot] = descriptor
-            self._unsent[slot] = rounded
+            mapped = mmap.mmap(descriptor, rounded)
+            slot = len(self._maps)
+            self._maps.append(mapped)
+            self._claims.append(1)
+            self._new[slot] = (rounded, descriptor)
+            self._starts.append(ctypes.addressof(ctypes.c_char.from_buffer(mapped)))
             return slot
 
 
@@ -142,7 +160,7 @@ class SlotReader:
 
     def __init__(self) -> None:
         self._maps: dict[int, mmap.mmap] = {}
-        self._freed: list[int] = []
+        self._freed: deque[int] = deque()
 
     def add(self, slot: int, size: int, descriptor: int) -> None:
         """Map a slot that the child made. Closes the descriptor."""
@@ -155,53 +173,83 @@ class SlotReader:
         """Slots whose tensors are gone, once each."""
         taken = []
         while self._freed:
-            taken.append(self._freed.pop())
+            taken.append(self._freed.popleft())
         return taken
 
     def unwrap(self, parcel: Parcel) -> Any:
         """The batch: tensors and arrays that lie in the slots, writable, the user's own until dropped."""
-        holders = {}
-        for slot in parcel.slots:
-            # numpy arrays forget which array they were cut from, but not whose buffer they lie in: a ctypes array is
-            # such an owner, and unlike an mmap can be watched.
-            mapped = self._maps[slot]
-            holders[slot] = (ctypes.c_ubyte * len(mapped)).from_buffer(mapped)
-            weakref.finalize(holders[slot], self._freed.append, slot).atexit = False
+        views = {slot: _watched(self._maps[slot], self._freed.append, slot) for slot in parcel.slots}
 
         def restore(leaf: _Leaf) -> Any:
-            dtype = np.dtype(leaf.dtype)
             count = int(np.prod(leaf.shape))
             if leaf.slot is None:
-                flat = np.frombuffer(bytearray(leaf.data), dtype, count)
+                flat = np.frombuffer(bytearray(leaf.data), leaf.dtype, count)
             else:
-                flat = np.frombuffer(memoryview(holders[leaf.slot]), dtype, count, leaf.offset)
+                flat = np.frombuffer(views[leaf.slot], leaf.dtype, count, leaf.offset)
+                if leaf.slot >= MOST_SLOTS:
+                    flat = flat.copy()
             array = flat.reshape(leaf.shape).transpose(np.argsort(leaf.order))
-            return torch.from_numpy(array) if leaf.is_tensor else array
+            return array if leaf.tensor is None else _tensor(array, leaf.tensor)
 
         return _unwalk(parcel.tree, restore)
 
 
-def _walk(tree: Any, visit: Callable[[npt.NDArray[Any], bool], Any]) -> Any:
-    """A copy of nested dicts, lists and tuples with ``visit(array, is_tensor)`` in the place of arrays and tensors."""
+def _watched(mapped: mmap.mmap, when_gone: Callable[[int], None], slot: int) -> memoryview:
+    """A view of a slot that says when nothing refers to it any more.
+
+    numpy arrays forget which array they were cut from, but not whose buffer they lie in: a ctypes array is such an
+    owner, and unlike an mmap can be watched.
+    """
+    holder = (ctypes.c_ubyte * len(mapped)).from_buffer(mapped)
+    weakref.finalize(holder, when_gone, slot).atexit = False
+    return memoryview(holder)
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _walk(tree: Any, visit: Visit) -> Any:
+    """A copy of nested dicts, lists and tuples with ``visit(array, dtype of the tensor)`` for arrays and tensors."""
     if isinstance(tree, torch.Tensor):
-        return visit(tree.detach().numpy(), True)
-    if isinstance(tree, np.ndarray):
-        return visit(tree, False)
-    if isinstance(tree, dict):
-        return {key: _walk(value, visit) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
-        return type(tree)([_walk(value, visit) for value in tree])
-    return tree
+        return visit(_array(tree), tree.dtype)
+    if isinstance(tree, np.ndarray) and not tree.dtype.hasobject:
+        return visit(np.asarray(tree), None)
+    return _rebuilt(tree, lambda value: _walk(value, visit))
 
 
 def _unwalk(tree: Any, restore: Callable[[_Leaf], Any]) -> Any:
     if isinstance(tree, _Leaf):
         return restore(tree)
+    return _rebuilt(tree, lambda value: _unwalk(value, restore))
+
+
+def _rebuilt(tree: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(tree, dict):
-        return {key: _unwalk(value, restore) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
-        return type(tree)([_unwalk(value, restore) for value in tree])
+        return {key: change(value) for key, value in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*map(change, tree))
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map(change, tree))
     return tree
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _array(tensor: torch.Tensor) -> Array:
+    """A tensor's memory; numbers that numpy lacks, as bfloat16, as integers of the same bits."""
+    tensor = tensor.detach()
+    try:
+        return tensor.numpy()
+    except TypeError:
+        return tensor.view(_BITS[tensor.element_size()]).numpy()
+
+
+def _tensor(array: Array, dtype: torch.dtype) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
 def _nameless_file() -> int:

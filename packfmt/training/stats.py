@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from packfmt.training.batch import Timing
@@ -30,7 +31,7 @@ class LoaderStats:
         threads: that decode, over all workers.
         depth: batches ready when one was asked for, on average.
         skipped: records left out by ``on_error="skip"``.
-        skipped_keys: their keys, the first thousand.
+        skipped_keys: their keys (file and number, where the key is damaged too), the first thousand.
         slowest: (seconds, key) of the slowest samples. Where records are small, a sample stands for its chunk's mean.
     """
 
@@ -85,32 +86,31 @@ class StatsRecorder:
     depth: int = 0
     skipped: int = 0
     skipped_keys: list[str] = field(default_factory=list)
-    slowest: list[tuple[float, str]] = field(default_factory=list)
+    slowest: list[tuple[float, int]] = field(default_factory=list)
     _left_at: float | None = None
 
     def add(self, stage: str, seconds: float) -> None:
         """Count seconds towards a stage."""
         self.times[stage] = self.times.get(stage, 0.0) + seconds
 
-    def add_batch(self, samples: int, timing: Timing, keys: dict[int, str], skipped: list[str], depth: int) -> None:
+    def add_batch(self, samples: int, timing: Timing, failures: Sequence[Exception], depth: int) -> None:
         """Count a batch that was handed out.
 
         Args:
             samples: in it.
             timing: the time it took.
-            keys: index to key, for the slowest samples in ``timing``.
-            skipped: keys of records left out.
+            failures: errors of records left out.
             depth: batches that were ready.
         """
         self.batches += 1
         self.samples += samples
         self.depth += depth
-        self.skipped += len(skipped)
-        self.skipped_keys += skipped[: max(0, KEYS - len(self.skipped_keys))]
+        self.skipped += len(failures)
+        for error in failures[: max(0, KEYS - len(self.skipped_keys))]:
+            self.skipped_keys.append(getattr(error, "key", None) or str(error))
         for stage in ("read", "decode", "transform", "collate"):
             self.add(stage, getattr(timing, stage))
-        named = [(seconds, keys[index]) for seconds, index in timing.slowest if index in keys]
-        self.slowest = heapq.nlargest(SLOWEST, self.slowest + named)
+        self.slowest = heapq.nlargest(SLOWEST, self.slowest + timing.slowest)
 
     def leave(self) -> None:
         """The consumer goes away with a batch."""
@@ -122,8 +122,12 @@ class StatsRecorder:
             self.add("consume", time.perf_counter() - self._left_at)
             self._left_at = None
 
-    def snapshot(self) -> LoaderStats:
-        """The sums so far."""
+    def snapshot(self, key: Callable[[int], str]) -> LoaderStats:
+        """The sums so far.
+
+        Args:
+            key: gives a record's key. Asked here only: a pack's keys can be larger than memory, and need not be read.
+        """
         return LoaderStats(
             batches=self.batches,
             samples=self.samples,
@@ -131,6 +135,6 @@ class StatsRecorder:
             depth=self.depth / max(self.batches, 1),
             skipped=self.skipped,
             skipped_keys=tuple(self.skipped_keys),
-            slowest=tuple(self.slowest),
+            slowest=tuple((seconds, key(index)) for seconds, index in self.slowest),
             **self.times,
         )

@@ -9,8 +9,8 @@ import numpy as np
 
 from packfmt.images.geometry import crop_boxes
 from packfmt.storage import Reader
-from packfmt.training.batch import BatchPlan
-from packfmt.training.collate import collate_targets
+from packfmt.training.collate import collate_column, collate_targets
+from packfmt.training.plan import BatchPlan
 
 __all__ = ["BOXES", "Targets"]
 
@@ -47,12 +47,12 @@ class Targets:
         """Targets of these places in a batch, collated: (n,) tensors for numbers, lists for what differs in length."""
         if self._transform is not None:
             return collate_targets([self.of_sample(plan, position) for position in positions])
-        if not self._names:
-            return collate_targets(np.full(len(positions), NO_LABEL, np.int64))
+        if not self._names and not self._several:
+            return collate_column(np.full(len(positions), NO_LABEL, np.int64))
         values = {name: self._values(name, plan, positions) for name in self._names}
         if BOXES in values:
             self._move_boxes(values, plan, positions)
-        collated = {name: collate_targets(value) for name, value in values.items()}
+        collated = {name: collate_column(value) for name, value in values.items()}
         return collated if self._several else collated[self._names[0]]
 
     def of_sample(self, plan: BatchPlan, position: int) -> Any:
@@ -72,6 +72,10 @@ class Targets:
         """Carry boxes through crop and flip, and drop with a vanished box what other ragged columns say of it."""
         if plan.boxes is None and plan.flips is None:
             return
+        count = len(values[BOXES][0]) if positions and isinstance(values[BOXES], np.ndarray) else None
+        for name, value in values.items():  # what has one length in the pack has none any more
+            if count is not None and isinstance(value, np.ndarray) and value.shape[1:2] == (count,):
+                values[name] = list(value)
         ragged = [name for name, value in values.items() if isinstance(value, list)]
         for place, position in enumerate(positions):
             whole = (0, 0, int(plan.widths[position]), int(plan.heights[position]))
@@ -88,7 +92,10 @@ class Targets:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers as Python's own, arrays as copies the user may write to."""
+    """Numbers as Python's own, arrays as copies the user may write to.
+
+    Floats of less than 64 bits keep their type, which torch's collation would otherwise make 64 bits of.
+    """
     if isinstance(value, np.generic):
-        return value.item()
+        return value if value.dtype.kind == "f" and value.itemsize < 8 else value.item()
     return value.copy() if isinstance(value, np.ndarray) else value

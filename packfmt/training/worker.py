@@ -7,15 +7,18 @@ import os
 import pickle
 import queue
 import signal
+import sys
 import threading
 import traceback
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import NoReturn, TypeAlias
 
 import torch
 
@@ -27,7 +30,9 @@ from packfmt.training.slots import SlotReader, SlotWriter
 
 __all__ = ["ProcessEngine"]
 
-PATIENCE = 5.0  # seconds a child has to end by itself
+PATIENCE = 2.0  # seconds a child has to end by itself
+
+Failure: TypeAlias = "tuple[bytes | None, str]"  # an exception, pickled if that is possible, and its traceback
 
 
 class ProcessEngine:
@@ -50,10 +55,17 @@ class ProcessEngine:
     ) -> None:
         each = max(1, dataset.threads // workers)
         self.threads = each * workers
-        context = mp.get_context(start_method)
-        self._children = [_Child(context, dataset, collate, batch_transform, each) for _ in range(workers)]
+        self._pid = os.getpid()
         self._turn = 0
-        self._finalizer = weakref.finalize(self, _stop_all, self._children)
+        self._children: list[_Child] = []
+        self._finalizer = weakref.finalize(self, _stop_all, self._children, self._pid)
+        context = mp.get_context(start_method)
+        for _ in range(workers):
+            self._children.append(_Child(context, dataset.with_threads(each), collate, batch_transform))
+
+    @property
+    def usable(self) -> bool:
+        return self._pid == os.getpid() and all(child.usable for child in self._children)
 
     def request(self, request: Request) -> _Ticket:
         child = self._children[self._turn % len(self._children)]
@@ -61,105 +73,127 @@ class ProcessEngine:
         return child.request(request)
 
     def ready(self, ticket: _Ticket) -> bool:
-        return ticket.made is not None or ticket.child.has_answer(ticket)
+        return ticket.child.has_answer(ticket)
 
     def collect(self, ticket: _Ticket) -> Made:
         return ticket.child.collect(ticket)
 
     def cancel(self, ticket: _Ticket) -> None:
-        ticket.wanted = False
+        ticket.wanted, ticket.made = False, None
 
     def close(self) -> None:
         self._finalizer()
 
 
+@dataclass(slots=True)
 class _Ticket:
-    def __init__(self, child: _Child) -> None:
-        self.child = child
-        self.wanted = True
-        self.made: Made | None = None
+    child: _Child
+    wanted: bool = True  # an unwanted batch gives its slots back as it comes
+    answered: bool = False
+    made: Made | None = None
+    failure: Failure | None = None
 
 
 class _Child:
     """The parent's hold on one child."""
 
     def __init__(
-        self, context: BaseContext, dataset: ImageDataset, collate: Collate, batch_transform: Mix | None, threads: int
+        self, context: BaseContext, dataset: ImageDataset, collate: Collate, batch_transform: Mix | None
     ) -> None:
-        # A socket pair, since descriptors of shared memory travel over it.
-        self._connection, theirs = context.Pipe(duplex=True)
+        requests, self._requests = context.Pipe(duplex=False)
+        self._answers, answers = context.Pipe()  # a socket pair, since descriptors of shared memory travel over it
+        # A forked child holds copies of the parent's ends, which would hide the parent's death from it.
+        copies = (self._requests, self._answers) if context.get_start_method() == "fork" else ()
         self.process = context.Process(  # type: ignore[attr-defined]
             target=_serve,
-            args=(theirs, self._connection, dataset, collate, batch_transform, threads),
+            args=(requests, answers, copies, dataset, collate, batch_transform),
             daemon=True,
             name="packfmt-loader",
         )
         self.process.start()
-        theirs.close()
+        requests.close()
+        answers.close()
         self._slots = SlotReader()
         self._open: deque[_Ticket] = deque()
+        self._broken = False
+
+    @property
+    def usable(self) -> bool:
+        return not self._broken and bool(self.process.is_alive())
 
     def request(self, request: Request) -> _Ticket:
         try:
-            self._connection.send((request, self._slots.freed()))
-        except OSError:
-            raise self._death() from None
+            self._requests.send((request, self._slots.freed()))
+        except BaseException as error:
+            self._fail(error)
         ticket = _Ticket(self)
         self._open.append(ticket)
         return ticket
 
     def has_answer(self, ticket: _Ticket) -> bool:
-        return bool(self._open) and self._open[0] is ticket and self._connection.poll(0)
+        with suppress(RuntimeError):  # a dead child is for ``collect`` to report, when its turn comes
+            while not ticket.answered and self._answers.poll(0):
+                self._receive()
+        return ticket.answered
 
     def collect(self, ticket: _Ticket) -> Made:
-        while True:
-            first = self._open[0]
-            made = self._receive(first.wanted)
-            self._open.popleft()
-            if first is ticket and made is not None:
-                return made
+        while not ticket.answered:
+            self._receive()
+        if ticket.failure is not None:
+            raise _revive(*ticket.failure)
+        made, ticket.made = ticket.made, None
+        if made is None:
+            raise RuntimeError("a batch was collected twice, or after it was cancelled")
+        return made
 
-    def _receive(self, wanted: bool) -> Made | None:
-        """The oldest answer; None where nobody wants it any more."""
+    def _receive(self) -> None:
+        """Take in the oldest answer."""
         try:
-            wait([self._connection, self.process.sentinel])
-            if not self._connection.poll(0):
+            wait([self._answers, self.process.sentinel])
+            if not self._answers.poll(0):
                 raise EOFError
-            parcel, made, failure = self._connection.recv()
-            for slot, size in parcel.new if parcel is not None else ():
-                self._slots.add(slot, size, reduction.recv_handle(self._connection))
-        except (EOFError, OSError):
-            raise self._death() from None
-        if failure is not None:
-            self._open.popleft()
-            if wanted:
-                raise _revive(*failure)
-            self._open.appendleft(_Ticket(self))
-            return None
-        made.images, made.targets = self._slots.unwrap(parcel)
-        return made if wanted else None  # an unwanted batch gives its slots back as it goes
+            made, failure = self._answers.recv()
+            for slot, size in made.batch.new if made is not None else ():
+                self._slots.add(slot, size, reduction.recv_handle(self._answers))
+        except BaseException as error:
+            self._fail(error)
+        ticket = self._open.popleft()
+        if made is not None:
+            made.batch = self._slots.unwrap(made.batch)
+        if ticket.wanted:
+            ticket.made, ticket.failure = made, failure
+        ticket.answered = True
 
-    def _death(self) -> RuntimeError:
+    def _fail(self, error: BaseException) -> NoReturn:
+        self._broken = True  # the streams may stand in the middle of a message, and nothing more can be sent
+        if not isinstance(error, (EOFError, OSError)):
+            raise error
         self.process.join(PATIENCE)
         code = self.process.exitcode
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-        return RuntimeError(
+        raise RuntimeError(
             f"the loader's worker process {self.process.pid} {how} while batches were awaited; if the system ran out "
             "of memory, use fewer workers, a smaller batch, or a smaller prefetch"
-        )
+        ) from None
+
+    def ask_to_stop(self) -> None:
+        with suppress(OSError):
+            self._requests.send(None)
+        self._requests.close()
+        self._answers.close()
 
     def stop(self) -> None:
-        """End the child: ask, wait, then kill."""
-        with suppress(OSError):
-            self._connection.send(None)
-        self._connection.close()
         self.process.join(PATIENCE)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
 
 
-def _stop_all(children: list[_Child]) -> None:
+def _stop_all(children: Sequence[_Child], pid: int) -> None:
+    if pid != os.getpid():
+        return  # a forked process: the children are its parent's
+    for child in children:
+        child.ask_to_stop()
     for child in children:
         child.stop()
 
@@ -183,82 +217,83 @@ def _revive(pickled: bytes | None, text: str) -> BaseException:
 
 
 def _serve(
-    connection: Connection,
-    parents: Connection,
+    requests: Connection,
+    answers: Connection,
+    parents: Sequence[Connection],
     dataset: ImageDataset,
     collate: Collate,
     batch_transform: Mix | None,
-    threads: int,
 ) -> None:
     """Answer requests until told to stop, or until the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    parents.close()  # a forked child holds a copy, which would hide the parent's end
+    for connection in parents:
+        connection.close()
     torch.set_num_threads(1)
-    dataset = dataset.with_threads(threads)
     slots = SlotWriter()
-    jobs: queue.SimpleQueue[tuple[Request, BatchJob | BaseException] | None] = queue.SimpleQueue()
-    reader = threading.Thread(
-        target=_listen, args=(connection, dataset, collate, batch_transform, slots, jobs), daemon=True
-    )
-    reader.start()
-    while (item := jobs.get()) is not None:
-        try:
-            _answer(connection, dataset, slots, item[1])
-        except OSError:  # the parent is gone
-            break
-    os._exit(0)  # the listening thread may stand in a read; nothing here needs cleaning up
+    jobs: queue.SimpleQueue[BatchJob | Exception] = queue.SimpleQueue()
+    arguments = (requests, dataset, collate, batch_transform, slots, jobs)
+    threading.Thread(target=_listen, args=arguments, daemon=True).start()
+    while True:
+        _answer(answers, dataset, slots, jobs.get())
 
 
 def _listen(
-    connection: Connection,
+    requests: Connection,
     dataset: ImageDataset,
     collate: Collate,
     batch_transform: Mix | None,
     slots: SlotWriter,
-    jobs: Any,
+    jobs: queue.SimpleQueue[BatchJob | Exception],
 ) -> None:
     """Begin each batch as soon as it is asked for, whatever the answering thread waits for."""
     while True:
         try:
-            message = connection.recv()
+            message = requests.recv()
         except (EOFError, OSError):
             message = None
         if message is None:
-            jobs.put(None)
-            return
+            _leave()
         request, freed = message
         slots.release(freed)
         finish = Finish(dataset, collate, batch_transform, request)
         try:
-            job: Any = dataset.start(request.indices, request.epoch, allocate=slots.allocate, then=finish)
+            jobs.put(dataset.start(request.indices, request.epoch, allocate=slots.allocate, then=finish))
         except Exception as error:
-            job = error
-        jobs.put((request, job))
+            jobs.put(error)
 
 
-def _answer(connection: Connection, dataset: ImageDataset, slots: SlotWriter, job: BatchJob | BaseException) -> None:
-    own = slots.slot_of(job.plan.out) if isinstance(job, BatchJob) else None
+def _answer(answers: Connection, dataset: ImageDataset, slots: SlotWriter, job: BatchJob | Exception) -> None:
+    made, failure = None, None
     try:
-        if not isinstance(job, BatchJob):
+        if isinstance(job, Exception):
             raise job
         made = made_of(dataset, job)
-        parcel = slots.wrap((made.images, made.targets))
-        made.images = made.targets = None
-        failure = None
+        made.batch = slots.wrap(made.batch)
+        message = reduction.ForkingPickler.dumps((made, None))
     except Exception as error:
-        parcel, made, failure = None, None, _embalm(error)
-    if own is not None and (parcel is None or own not in parcel.slots):
-        slots.release([own])  # decoded there, but the batch lies elsewhere: a transform came after
-    connection.send((parcel, made, failure))
-    for slot, _ in parcel.new if parcel is not None else ():
-        descriptor = slots.descriptor(slot)
-        reduction.send_handle(connection, descriptor, os.getppid())
-        os.close(descriptor)
+        made, failure = None, _embalm(error)
+        message = reduction.ForkingPickler.dumps((None, failure))
+    try:
+        answers.send_bytes(message)
+        for slot, _ in made.batch.new if made is not None else ():
+            descriptor = slots.descriptor(slot)
+            reduction.send_handle(answers, descriptor, os.getppid())
+            os.close(descriptor)
+    except OSError:  # the parent is gone
+        _leave()
 
 
-def _embalm(error: BaseException) -> tuple[bytes | None, str]:
+def _embalm(error: BaseException) -> Failure:
     text = "".join(traceback.format_exception(error))
     try:
         return pickle.dumps(error), text
     except Exception:
         return None, text
+
+
+def _leave() -> NoReturn:
+    """End the process at once, also where threads are at work: nothing here needs cleaning up but what was printed."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(0)
