@@ -84,7 +84,6 @@ class HeldRecords(Reader):
     Args:
         records: those of one batch.
         names: of the columns that their ``values`` belong to.
-        stand_in: (height, width) of images whose header cannot be read, fit for the crop in use.
     """
 
     path = "image stream"
@@ -92,11 +91,10 @@ class HeldRecords(Reader):
     content_id = ""
     io = "memory"
 
-    def __init__(self, records: Sequence[HeldRecord], names: Sequence[str], stand_in: tuple[int, int]) -> None:
+    def __init__(self, records: Sequence[HeldRecord], names: Sequence[str]) -> None:
         self.metadata = {}
         self._records = {record.position: record for record in records}
         self._names = tuple(names)
-        self._stand_in = stand_in
         self.columns = Columns([*self._names, "height", "width", "orientation"], self._column)
 
     def _column(self, name: str) -> Any:
@@ -104,10 +102,7 @@ class HeldRecords(Reader):
         if name in self._names:
             place = self._names.index(name)
             return _Values({record.position: record.values[place] for record in records})
-        if name == "orientation":
-            return _Values({record.position: record.orientation for record in records})
-        default = self._stand_in[0] if name == "height" else self._stand_in[1]
-        return _Values({record.position: getattr(record, name) or default for record in records})
+        return _Values({record.position: getattr(record, name) for record in records})
 
     def __len__(self) -> int:
         return len(self._records)

@@ -19,7 +19,7 @@ from packfmt.training.collate import Collate
 from packfmt.training.epochs import EpochCounter
 from packfmt.training.feed import Feed
 from packfmt.training.held import HeldRecord, HeldRecords, hold
-from packfmt.training.pool import DecodePool, default_threads
+from packfmt.training.pool import DecodePool
 from packfmt.training.resize import resize
 from packfmt.training.samples import Samples, make_batch, present
 from packfmt.training.targets import Targets
@@ -168,7 +168,7 @@ class ImageStream(IterableDataset[Any]):
         """One epoch, some samples at a time; with ``collate``, as a batch in ``job.product``."""
         worker, workers = _worker()
         epoch = self._epochs.begin(worker)
-        pool = DecodePool(self._threads or max(1, default_threads() // workers))
+        pool = DecodePool(self._threads)
         place, places = worker * self.world_size + self.rank, self.world_size * workers
 
         def finish(job: BatchJob) -> Any:
@@ -194,7 +194,7 @@ class ImageStream(IterableDataset[Any]):
 
     def _recipe(self, records: list[HeldRecord]) -> Recipe:
         names = ("label",) if self._fields is None else _as_names(self._fields)
-        reader = HeldRecords(records, names, (1, 1) if self._crop is None else self._crop.size)
+        reader = HeldRecords(records, names)
         return Recipe(reader, self._decoder, self._crop, self._flip, self._transform, self._present, self._on_error)
 
     def _finished(self, job: BatchJob) -> Samples:
