@@ -9,26 +9,27 @@ trailer. So checksums, content id and errors are those of the shard.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-import lmdb
 import numpy as np
 import numpy.typing as npt
 
 from packfmt import format as layout
-from packfmt.errors import CorruptError, FormatError
+from packfmt.errors import FormatError
 from packfmt.storage.base import Indices, as_positions
 from packfmt.storage.columns import Columns
 from packfmt.storage.filebytes import IO
-from packfmt.storage.lmdb_environment import Environment, data_file, explain, open_environment
+from packfmt.storage.lmdb_environment import Environment, data_file, open_environment
 from packfmt.storage.mapped import MappedReader
+from packfmt.storage.readahead import ReadAhead
 from packfmt.storage.shardfile import ShardFile, read_frame
 
 __all__ = ["CHUNK", "LMDBReader", "chunk_key", "record_key"]
 
 PREFIX = b"packfmt"
-CHUNK = 1 << 20
+CHUNK = 16 << 20  # a section of one chunk is not copied when it is read; writing takes memory for a few
+SMALL = 4096  # bytes of a section that is copied in any case: it may lie unaligned among other values
 
 
 def record_key(index: int) -> bytes:
@@ -44,9 +45,8 @@ def chunk_key(place: int) -> bytes:
 class LMDBReader(MappedReader):
     """A pack in an LMDB environment: a folder with ``data.mdb``, or that file alone.
 
-    As ``MappedReader``, save that records, index and columns are copies: LMDB's views would dangle once the
-    environment is closed. A column, and the index once records are read, take memory of this process. Only
-    ``will_need`` is of no effect, since LMDB does not say where a value lies; ``offsets`` are those in the shard.
+    As ``MappedReader``, save that index and columns of more than ``CHUNK`` bytes are copied into memory of the process
+    when they are first used, and that ``offsets`` are those in the shard of the same records.
 
     Args:
         path: the folder or file.
@@ -90,48 +90,42 @@ class LMDBReader(MappedReader):
     def files(self) -> tuple[str, ...]:
         return (data_file(self.path),)
 
-    def will_need(self, indices: Indices) -> None:
-        as_positions(indices, len(self), self.path)
-        self._file.bytes.check_size()
+    def lengths(self, indices: Indices) -> npt.NDArray[np.uint64]:
+        return self._file.index("length")[as_positions(indices, len(self), self.path)]
+
+    def offsets(self, indices: Indices) -> npt.NDArray[np.uint64]:
+        return self._file.index("offset")[as_positions(indices, len(self), self.path)]
 
 
 class _EnvironmentFile(ShardFile):
-    """The shard whose parts an environment holds."""
+    """The shard whose parts an environment holds. ``ranges`` are those in the data file."""
 
     bytes: _EnvironmentBytes
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.bytes = _EnvironmentBytes(path)
+        self.ahead = ReadAhead(self.bytes.will_need)
         self.trailer, self.directory = read_frame(self.bytes, path)
         self.described = {column.name: column for column in self.directory.columns}
         self._index = {}
         self._checked = {}
         self._refuse_other_entries()
 
-    def read(self, positions: npt.NDArray[np.int64], *, verify: bool) -> list[memoryview]:
-        self.bytes.check_size()
-        order = np.argsort(positions, kind="stable")
-        in_order = positions[order]
-        values = self.bytes.records(in_order.tolist())
-        views: list[memoryview] = []
-        for index, value in zip(in_order.tolist(), values, strict=True):
-            if value is None:
-                raise self.corrupt(index, "is missing from the environment; restore it from a copy")
-            views.append(memoryview(value))
-        if verify:
-            self._check(in_order, views)
-        out: list[memoryview] = [views[0]] * len(views) if views else []
-        for place, view in zip(order.tolist(), views, strict=True):
-            out[place] = view
-        return out
+    def ranges(self, positions: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+        indices = positions.tolist()
+        places = self.bytes.places(map(record_key, indices))
+        if None in places:
+            raise self.corrupt(indices[places.index(None)], "is missing from the environment; restore it from a copy")
+        offsets, sizes = np.array(places, np.uint64).reshape(-1, 2).T
+        return offsets, sizes
 
     def _refuse_other_entries(self) -> None:
         """Compare the numbers of entries, and sizes with the file's, before anything of such a size is made."""
         parts = [*self.directory.sections.values(), self.trailer.directory]
         chunks = 2 + sum(-(-part.size // CHUNK) for part in parts)
         meta = self.bytes.meta
-        if self.trailer.count + chunks != meta.entries or sum(part.size for part in parts) > meta.file_size:
+        if self.trailer.count + chunks != meta.entries or sum(part.size for part in parts) > self.bytes.file_size:
             raise FormatError(
                 f"{self.path}: holds {meta.entries} entries, must hold {self.trailer.count} records and {chunks} "
                 "chunks of index and columns; restore it from a copy"
@@ -139,64 +133,58 @@ class _EnvironmentFile(ShardFile):
 
 
 class _EnvironmentBytes:
-    """An environment's chunks as ``FileBytes``: as if they stood in the shard, with nothing where the records were."""
+    """An environment's bytes: ``section`` by place in the shard, all else by place in the data file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._environment: Environment | None = open_environment(path)
-        self.meta = self._environment.meta
-        try:
-            last = self._environment.last_key()
-        except lmdb.Error as error:
-            raise explain(error, path, "LMDB cannot read it") from error
+        environment = open_environment(path)
+        self._environment: Environment | None = environment
+        self.meta, self.file_size = environment.meta, environment.bytes.size
+        last = environment.last_key()
         if self.meta.flags or not last.startswith(PREFIX) or len(last) != len(chunk_key(0)):
             raise FormatError(
                 f"{path}: an LMDB environment that packfmt did not write; to make a pack of it: packfmt convert"
             )
         self.size = int.from_bytes(last[len(PREFIX) :], "big") + layout.TRAILER.size
 
-    def records(self, indices: Sequence[int]) -> list[bytes | None]:
-        """The values of records, None for those that are missing."""
-        try:
-            return self._open().get(map(record_key, indices))
-        except lmdb.Error as error:
-            raise explain(error, self._path, f"LMDB cannot read records {indices[:4]}") from error
-
-    def slices(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
-        return [self.section(offset, size) for offset, size in zip(offsets, sizes, strict=True)]
+    def places(self, keys: Iterable[bytes]) -> list[tuple[int, int] | None]:
+        """As ``Environment.places``."""
+        return self._open().places(keys)
 
     def section(self, offset: int, size: int) -> memoryview:
-        """A copy of one range, zero where nothing is stored."""
+        """A range of the shard; zero where nothing is stored. A copy if it is not within one chunk."""
         environment = self._open()
-        out = bytearray(size)
-        try:
-            for key, value in environment.entries_from(chunk_key(offset)) if size else ():
-                if key.startswith(PREFIX):
-                    start = int.from_bytes(key[len(PREFIX) :], "big") - offset
-                    if start >= size:
-                        break
-                    part = value[max(-start, 0) : size - start]
-                    out[max(start, 0) : max(start, 0) + len(part)] = part
-        except lmdb.Error as error:
-            raise explain(error, self._path, "LMDB cannot read index or columns") from error
-        return memoryview(out).toreadonly()
+        out = bytearray()
+        for key, (place, length) in environment.entries_from(chunk_key(offset)) if size else ():
+            if not key.startswith(PREFIX):
+                continue
+            start = int.from_bytes(key[len(PREFIX) :], "big") - offset
+            if start >= size:
+                break
+            begin, end = max(start, 0), min(start + length, size)
+            if begin >= end:
+                continue
+            part = environment.bytes.section(place + begin - start, end - begin)
+            if len(part) == size and size >= SMALL:
+                return part
+            out = out or bytearray(size)
+            out[begin:end] = part
+        return memoryview(out or bytes(size)).toreadonly()
+
+    def slices(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
+        return self._open().bytes.slices(offsets, sizes)
 
     def will_need(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:
-        """LMDB has no such hint."""
+        self._open().bytes.will_need(offsets, sizes)
 
     def forget(self, offset: int, size: int) -> None:
-        """Nothing here stays resident."""
+        self._open().bytes.forget(offset, size)
 
     def check_size(self) -> None:
-        if (found := self._open().size()) != self.meta.file_size:
-            raise CorruptError(
-                f"the file is now {found} bytes long, was {self.meta.file_size} when opened: somebody changed it in "
-                "place; restore it and open it again",
-                path=self._path,
-            )
+        self._open().bytes.check_size()
 
     def close(self) -> None:
-        self._environment = None
+        self._environment = None  # others may share it; it closes when the last of them lets go
 
     def _open(self) -> Environment:
         environment = self._environment

@@ -1,5 +1,8 @@
 """LMDB environments, read-only: looked at before LMDB trusts them, and opened once per process.
 
+LMDB finds keys, and nothing else: where a value lies is read from its node, and its bytes from a map of our own. LMDB's
+views would point into its map with nothing to keep that alive; copies cost more than checking the bytes does.
+
 LMDB believes what its file says. So the file's head is checked here first, by hand: what passes has every page that it
 counts. The pages behind are checked by LMDB, which stops most nonsense but does not promise to stop all: a file that an
 enemy prepared, or that is damaged between the values, may end the process. Values carry checksums of packfmt's own.
@@ -10,18 +13,19 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import stat
 import struct
 import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import lmdb
+import numpy as np
 
 from packfmt.errors import CorruptError, FormatError
+from packfmt.storage.filebytes import FileBytes, open_bytes
 
 __all__ = ["DATA_FILE", "Environment", "data_file", "explain", "is_environment", "open_environment", "read_meta"]
 
@@ -31,7 +35,12 @@ DATA_VERSION = 1  # of all LMDB 0.9; 1.0 has another, which 0.9 cannot read
 # A page header of 16 bytes; magic, version, address, map size; the table of free pages, whose first field is the page
 # size; the main table: spare, flags, depth, branch, leaf and overflow pages, entries, root; last page, transaction.
 META = struct.Struct("<16xII8x8xI44xIHHQQQQQQQ")
+PAGE_HEADER = 16
+NODE = struct.Struct("<HHHH")  # low and high half of the value's size, flags, key size; then key, and value or page
+NUMBER = struct.Struct("<Q")
+BIG = 1  # the flag of a node that holds, not the value, but the number of the page where it begins
 PAGE_SIZES = tuple(1 << bits for bits in range(9, 17))
+SMALLEST_MAP_UNIT = 4096  # maps begin at a multiple of this
 PATIENCE = 1.0  # seconds to wait for an environment that another thread is just closing
 
 
@@ -40,16 +49,14 @@ class Meta:
     """What the head of a data file says.
 
     Args:
+        page_size: bytes.
         entries: keys in the main table.
         flags: of the main table; 0 where a key has one value and keys are sorted as bytes.
-        file_size: bytes.
-        identity: device and inode.
     """
 
+    page_size: int
     entries: int
     flags: int
-    file_size: int
-    identity: tuple[int, int]
 
 
 def data_file(path: str) -> str:
@@ -67,40 +74,30 @@ def is_environment(path: str) -> bool:
         return file.read(20)[16:] == MAGIC.to_bytes(4, "little")
 
 
-def read_meta(descriptor: int, path: str) -> Meta:
-    """Check the head of an open data file.
+def read_meta(source: FileBytes, path: str) -> Meta:
+    """Check the head of a data file.
 
     Raises:
         FormatError: no LMDB file, of another version or byte order, damaged, truncated or appended to.
-        OSError: it cannot be read.
     """
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        raise FormatError(f"{path}: not a regular file; name an LMDB environment")
-    first = _read_head(descriptor, 0)
+    first = source.section(0, min(META.size, source.size))
     page_size = META.unpack(first)[2] if len(first) == META.size else 0
-    if page_size not in PAGE_SIZES:
+    if page_size not in PAGE_SIZES or source.size < 2 * page_size:
         raise FormatError(f"{path}: not an LMDB data file, or its head is damaged; restore it from a copy")
-    second = _read_head(descriptor, page_size)
-    heads = [META.unpack(raw) for raw in (first, second) if len(raw) == META.size]
+    heads = [META.unpack(head) for head in (first, source.section(page_size, META.size))]
     for magic, version, page, *_ in heads:
-        if magic != MAGIC or page != page_size or len(heads) != 2:
+        if magic != MAGIC or page != page_size:
             raise FormatError(f"{path}: the head is damaged; restore it from a copy")
         if version != DATA_VERSION:
             raise FormatError(f"{path}: LMDB data format {version}, packfmt knows {DATA_VERSION}; pack again")
     newest = max(heads, key=lambda head: head[-1])
     pages = newest[11] + 1
-    if status.st_size != pages * page_size:
+    if source.size != pages * page_size:
         raise FormatError(
-            f"{path}: {status.st_size} bytes long, its head counts {pages} pages of {page_size}: truncated, appended "
-            "to, or changed by another program; restore it from a copy"
+            f"{path}: {source.size} bytes long, its head counts {pages} pages of {page_size}: truncated, appended to, "
+            "or changed by another program; restore it from a copy"
         )
-    return Meta(newest[9], newest[4], status.st_size, (status.st_dev, status.st_ino))
-
-
-def _read_head(descriptor: int, offset: int) -> bytes:
-    os.lseek(descriptor, offset, os.SEEK_SET)  # Windows has no pread
-    return os.read(descriptor, META.size)
+    return Meta(page_size, newest[9], newest[4])
 
 
 def explain(error: lmdb.Error, path: str, doing: str) -> OSError | CorruptError:
@@ -121,73 +118,108 @@ class Environment:
     Args:
         path: the folder, or the file where that stands alone.
 
+    Attributes:
+        bytes: the data file.
+        meta: what its head says.
+
     Raises:
         FormatError: see ``read_meta``.
         OSError: the file cannot be opened.
-        lmdb.Error: LMDB cannot open it.
+        lmdb.Error: LMDB cannot open it. The methods raise what ``explain`` makes of LMDB's errors.
     """
 
     def __init__(self, path: str) -> None:
-        self._descriptor = -1
-        # Non-blocking, so that a FIFO is refused instead of waited for; regular files do not care.
-        flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-        self._descriptor = os.open(data_file(path), flags)
-        self.meta = read_meta(self._descriptor, data_file(path))
+        self._path = path
+        self.bytes = open_bytes(data_file(path), "mmap")
+        self.meta = read_meta(self.bytes, data_file(path))
         self._environment = lmdb.open(
             path,
             subdir=os.path.isdir(path),
-            map_size=self.meta.file_size,
+            map_size=self.bytes.size,
             readonly=True,
             create=False,
             lock=False,
-            readahead=False,
+            readahead=False,  # it sees the tree, which is small; for the values, will_need says what is wanted
             max_spare_txns=0,
         )
-        self._idle: list[lmdb.Transaction] = []  # one serves one thread at a time
+        self._idle: list[lmdb.Cursor] = []  # one serves one thread at a time
+        self._base = 0  # where LMDB's map begins
 
-    def __del__(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-
-    def get(self, keys: Iterable[bytes]) -> list[bytes | None]:
-        """A copy of each key's value; None where there is none.
-
-        LMDB's own views would point into its map with nothing to keep that alive.
-        """
-        try:
-            transaction = self._idle.pop()
-        except IndexError:
-            transaction = self._environment.begin()
-        get = transaction.get
-        values: list[Any] = [get(key) for key in keys]
-        self._idle.append(transaction)
-        return values
+    def places(self, keys: Iterable[bytes]) -> list[tuple[int, int] | None]:
+        """Offset and size in bytes of each key's value in the data file; None where there is none."""
+        whole = self._whole()
+        with self._cursor() as cursor:
+            seek, current = cursor.set_key, cursor.key
+            return [self._place(current(), whole) if seek(key) else None for key in keys]
 
     def last_key(self) -> bytes:
         """The greatest key; b"" where there are none."""
-        with self._environment.begin() as transaction, transaction.cursor() as cursor:
-            key: bytes = cursor.key() if cursor.last() else b""
-            return key
+        with self._cursor() as cursor:
+            return bytes(cursor.key()) if cursor.last() else b""
 
-    def entries_from(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and copies of their values, in order, from the last that does not lie behind ``key``."""
-        with self._environment.begin() as transaction, transaction.cursor() as cursor:
+    def entries_from(self, key: bytes) -> Iterator[tuple[bytes, tuple[int, int]]]:
+        """Keys and the places of their values, in order, from the last key that does not lie behind ``key``."""
+        whole = self._whole()
+        with self._cursor() as cursor:
             found = cursor.set_range(key)
             if not found:
                 found = cursor.last()
             elif cursor.key() != key:
                 found = cursor.prev()
             while found:
-                yield cursor.item()
+                yield bytes(cursor.key()), self._place(cursor.key(), whole)
                 found = cursor.next()
-
-    def size(self) -> int:
-        """The size of the open file in bytes."""
-        return os.fstat(self._descriptor).st_size
 
     def keep_forever(self) -> None:
         """Never close the environment in this process."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._environment))
+
+    def _whole(self) -> memoryview:
+        return self.bytes.section(0, self.bytes.size)
+
+    @contextmanager
+    def _cursor(self) -> Iterator[lmdb.Cursor]:
+        try:
+            cursor = self._idle.pop()
+        except IndexError:
+            cursor = self._new_cursor()
+        try:
+            yield cursor
+        except lmdb.Error as error:
+            raise explain(error, self._path, "LMDB cannot read it") from error
+        self._idle.append(cursor)
+
+    def _new_cursor(self) -> lmdb.Cursor:
+        try:
+            return self._environment.begin(buffers=True).cursor()
+        except lmdb.Error as error:
+            raise explain(error, self._path, "LMDB cannot read it") from error
+
+    def _place(self, key: bytes | memoryview, whole: memoryview) -> tuple[int, int]:
+        """The place of the value whose key lies here in LMDB's map."""
+        address = np.frombuffer(key, np.uint8).__array_interface__["data"][0]
+        start = address - (self._base or self._find_base(address, key))
+        if not NODE.size <= start <= len(whole) - len(key):
+            raise CorruptError(f"a key lies at {start}, outside the file; restore it from a copy", path=self._path)
+        low, high, flags, _ = NODE.unpack_from(whole, start - NODE.size)
+        start, size = start + len(key), low + (high << 16)
+        if flags == BIG and start + NUMBER.size <= len(whole):
+            start = NUMBER.unpack_from(whole, start)[0] * self.meta.page_size + PAGE_HEADER
+        if flags not in (0, BIG) or start + size > len(whole):
+            raise CorruptError(f"a value lies at {start}, outside the file; restore it from a copy", path=self._path)
+        return start, size
+
+    def _find_base(self, address: int, key: bytes | memoryview) -> int:
+        """Where LMDB's map begins: the page that holds this key begins with its own number."""
+        unit, page_size = SMALLEST_MAP_UNIT, self.meta.page_size
+        for page in range(address // unit * unit, address - page_size, -unit):
+            header = ctypes.string_at(page, PAGE_HEADER)
+            offset = page_size * int.from_bytes(header[:8], "little")
+            place = offset + address - page
+            if self.bytes.section(offset, PAGE_HEADER) == header and self.bytes.section(place, len(key)) == key:
+                self._base = page - offset
+                return self._base
+        raise CorruptError("a page is not where its number says; restore the file from a copy", path=self._path)
 
 
 _lock = threading.Lock()
@@ -206,7 +238,8 @@ def open_environment(path: str) -> Environment:
     give_up = time.monotonic() + PATIENCE
     with _lock:
         while True:
-            shared = _open.get(_identity(path))
+            identity = _identity(path)
+            shared = _open.get(identity)
             if shared is not None:
                 return shared
             try:
@@ -219,8 +252,8 @@ def open_environment(path: str) -> Environment:
                     raise OSError(errno.EBUSY, message, path) from error
                 time.sleep(0.01)
                 continue
-            if _identity(path) == environment.meta.identity:  # nobody replaced the file between our look and LMDB's
-                _open[environment.meta.identity] = environment
+            if _identity(path) == identity:  # nobody replaced the file between our look and LMDB's
+                _open[identity] = environment
                 return environment
 
 
