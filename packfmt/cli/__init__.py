@@ -24,6 +24,7 @@ FAMILIES = {
     "verify": "looking",
     "cat": "looking",
     "unpack": "looking",
+    "profile": "profile",
     "demo": "demo",
 }
 
