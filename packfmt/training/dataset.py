@@ -145,8 +145,8 @@ class ImageDataset(Dataset[Any]):
         """
         if type(self).__getitem__ is not ImageDataset.__getitem__:
             return [self[index] for index in indices]  # a subclass's own, which a batch must not go round
-        epoch, positions = self._epoch_of(indices), self._positions(indices)
-        return self._some(self._ahead.take(epoch, positions, self.start, self.lookahead))
+        positions = self._positions(indices)
+        return self._some(self._ahead.take(self._epoch_of(indices), positions, self.start, self.lookahead))
 
     def start(
         self,
@@ -219,7 +219,8 @@ class ImageDataset(Dataset[Any]):
         return self._some(BatchJob(self._recipe, plan, CallerPool()))[0]
 
     def _batch(self, indices: Sequence[int]) -> Any:
-        return make_batch(self._some(self.start(indices, self._epoch_of(indices))), "stack")
+        positions = self._positions(indices)
+        return make_batch(self._some(self.start(positions, self._epoch_of(indices))), "stack")
 
     def _positions(self, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Indices as int64, those below 0 counted from the end.

@@ -1,0 +1,545 @@
+"""Datasets: samples, batches, targets, pixels, damaged records, processes."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from images import jpeg, oriented_jpeg, picture, pillow_pixels, png, saved
+from PIL import Image
+from training_packs import CROP, FLIP, NO_IMAGE, Unlucky, add_noise, damage, fail, make_pack
+
+import packfmt
+from packfmt import CorruptError, DecodeError, FormatError, ImageDataset, MMapImageDataset
+from packfmt.randomness import sample_keys
+from packfmt.record import Column
+from packfmt.training.ahead import Ahead
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_pack(tmp_path_factory.mktemp("packs"))
+
+
+@pytest.fixture
+def ds(pack: str) -> ImageDataset:
+    return ImageDataset(pack, crop=CROP, flip=FLIP, threads=2)
+
+
+def packed(folder: Path, *images: bytes, columns: Any = (), **values: Any) -> str:
+    path = folder / "own.bin"
+    with packfmt.create(path, columns=columns) as writer:
+        for number, data in enumerate(images):
+            writer.write(data, f"{number}", **values)
+    return str(path)
+
+
+# Samples and batches
+
+
+def test_a_sample_is_a_tensor_and_a_label(ds: ImageDataset) -> None:
+    image, label = ds[7]
+    assert image.shape == (3, 16, 16)
+    assert image.dtype == torch.uint8
+    assert label == 7
+    assert type(label) is int
+
+
+def test_a_batch_equals_its_samples(ds: ImageDataset) -> None:
+    indices = [30, 2, 2, 17, 9]
+    images, labels = ds[indices]
+    assert labels.tolist() == indices
+    assert labels.dtype == torch.int64
+    for image, index in zip(images, indices, strict=True):
+        assert torch.equal(image, ds[index][0])
+
+
+def test_a_batch_is_one_channels_last_tensor(ds: ImageDataset) -> None:
+    images, _ = ds[list(range(9))]
+    assert images.shape == (9, 3, 16, 16)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_pixels_are_owned_and_writable(ds: ImageDataset) -> None:
+    before, _ = ds[[3, 4]]
+    changed, _ = ds[[3, 4]]
+    changed.zero_()
+    one, _ = ds[3]
+    one.zero_()
+    again, _ = ds[[3, 4]]
+    assert torch.equal(again, before)
+
+
+@pytest.mark.parametrize("index", [-1, np.int64(39), torch.tensor(39), np.array(39)])
+def test_kinds_of_index(ds: ImageDataset, index: Any) -> None:
+    assert ds[index][1] == 39
+
+
+@pytest.mark.parametrize(
+    "indices", [[0, -1], np.array([0, 39]), torch.tensor([0, 39]), (0, 39), [torch.tensor(0), torch.tensor(39)]]
+)
+def test_kinds_of_indices(ds: ImageDataset, indices: Any) -> None:
+    assert ds[indices][1].tolist() == [0, 39]
+    assert [label for _, label in ds.__getitems__(indices)] == [0, 39]
+
+
+def test_a_batch_of_one_and_a_slice(ds: ImageDataset) -> None:
+    assert ds[torch.tensor([5])][1].tolist() == [5]
+    assert ds[36:][1].tolist() == [36, 37, 38, 39]
+    assert ds[10:4:-3][1].tolist() == [10, 7]
+
+
+def test_no_indices(ds: ImageDataset, pack: str) -> None:
+    images, labels = ds[[]]
+    assert images.shape == (0, 3, 16, 16)
+    assert labels.shape == (0,)
+    assert ImageDataset(pack)[[]][0].shape == (0, 3, 0, 0)
+
+
+@pytest.mark.parametrize("index", [40, -41, [0, 40], [-41]])
+def test_an_index_outside_names_the_pack(ds: ImageDataset, index: Any) -> None:
+    with pytest.raises(IndexError, match=r"pack.bin has 40 records, asked for"):
+        ds[index]
+
+
+@pytest.mark.parametrize("index", [[True, False], [0.5], "3", [[1, 2]], None])
+def test_what_is_no_index_is_refused(ds: ImageDataset, index: Any) -> None:
+    with pytest.raises(TypeError, match="a flat sequence of ints"):
+        ds[index]
+
+
+def test_a_dataset_can_be_gone_through(tmp_path: Path) -> None:
+    ds = ImageDataset(make_pack(tmp_path, 5, broken=[3]), crop=CROP, on_error="skip")
+    with pytest.raises(DecodeError):  # and does not end there as if it were over
+        for _ in ds:
+            pass
+
+
+def test_output_numpy(pack: str) -> None:
+    ds = ImageDataset(pack, crop=CROP, output="numpy")
+    image, _ = ds[1]
+    assert type(image) is np.ndarray
+    assert image.shape == (16, 16, 3)
+    images, _ = ds[[1, 2]]
+    assert type(images) is np.ndarray
+    assert np.array_equal(images[0], image)
+
+
+def test_output_pil(pack: str) -> None:
+    image, _ = ImageDataset(pack, crop=CROP, output="pil")[1]
+    expected, _ = ImageDataset(pack, crop=CROP, output="numpy")[1]
+    assert isinstance(image, Image.Image)
+    assert np.array_equal(np.asarray(image), expected)
+
+
+def test_gray(pack: str) -> None:
+    ds = ImageDataset(pack, crop=packfmt.CenterCrop(16), mode="L")
+    assert ds[0][0].shape == (1, 16, 16)
+    assert ds[[0, 1]][0].shape == (2, 1, 16, 16)
+    with packfmt.open(pack) as reader:
+        expected = pillow_pixels(bytes(reader[0].data), "L")[2:18, 4:20, 0]
+    image, _ = ImageDataset(pack, crop=packfmt.CenterCrop(16), mode="L", output="pil")[0]
+    assert image.mode == "L"
+    assert np.array_equal(np.asarray(image), expected)
+
+
+def test_without_a_crop_images_keep_their_sizes(pack: str) -> None:
+    ds = ImageDataset(pack)
+    assert ds[8][0].shape == (3, 23, 25)
+    with pytest.raises(ValueError, match="differing shapes"):
+        ds[[0, 1]]
+
+
+def test_images_of_one_size_need_no_crop(tmp_path: Path) -> None:
+    ds = ImageDataset(make_pack(tmp_path, 4, same_size=True), flip=packfmt.HorizontalFlip(1), output="numpy")
+    images, _ = ds[[0, 1]]
+    expected = pillow_pixels(jpeg(24, 20, seed=1))
+    assert np.array_equal(images[1], expected[:, ::-1])
+
+
+def test_a_flip_without_a_crop(pack: str) -> None:
+    flipped, _ = ImageDataset(pack, flip=packfmt.HorizontalFlip(1))[3]
+    plain, _ = ImageDataset(pack)[3]
+    assert torch.equal(flipped, plain.flip(2))
+
+
+# Pixels
+
+
+def test_crop_and_flip_are_decode_crop_resize_flip(pack: str) -> None:
+    ds = ImageDataset(pack, crop=CROP, flip=FLIP, seed=3, output="numpy")
+    ds.set_epoch(2)
+    indices = np.arange(20)
+    keys = sample_keys(3, 2, indices)
+    images, _ = ds[indices]
+    with packfmt.open(pack) as reader:
+        for index, flip in zip(indices, FLIP.flips(keys), strict=True):
+            source = pillow_pixels(bytes(reader[index].data))
+            height, width = source.shape[:2]
+            box = CROP.boxes([height], [width], keys[index : index + 1])[0]
+            cut = Image.fromarray(source[box[1] : box[3], box[0] : box[2]])
+            expected = np.asarray(cut.resize((16, 16), Image.Resampling.BILINEAR)).astype(int)
+            assert np.abs(images[index] - (expected[:, ::-1] if flip else expected)).max() <= 1
+    assert FLIP.flips(keys).any()
+    assert not FLIP.flips(keys).all()
+
+
+def test_formats_that_pillow_decodes(tmp_path: Path) -> None:
+    path = packed(tmp_path, png(), saved(picture(), "WEBP", lossless=True), png("L"), label=0)
+    ds = ImageDataset(path, crop=packfmt.Resize(16), flip=packfmt.HorizontalFlip(1), output="numpy")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch's, about pixels that must not be written to
+        images, _ = ds[[0, 1, 2]]
+    expected = Image.fromarray(picture()).resize((16, 16), Image.Resampling.BILINEAR)
+    assert np.abs(images[0].astype(int) - np.asarray(expected)[:, ::-1]).max() <= 1
+    assert np.array_equal(images[0], images[1])
+
+
+@pytest.mark.parametrize("tag", range(1, 9))
+def test_orientation(tmp_path: Path, tag: int) -> None:
+    data = oriented_jpeg(tag)
+    path = packed(tmp_path, data, label=0)
+    for policy, upright in (("ignore", False), ("apply", True)):
+        expected = pillow_pixels(data, upright=upright)
+        whole, _ = ImageDataset(path, orientation=policy, output="numpy")[0]
+        assert np.array_equal(whole, expected)
+        crop = packfmt.RandomCrop((30, 20))
+        cropped, _ = ImageDataset(path, crop=crop, orientation=policy, output="numpy")[0]
+        height, width = expected.shape[:2]
+        x0, y0, x1, y1 = crop.boxes([height], [width], sample_keys(0, 0, [0]))[0]
+        assert np.array_equal(cropped, expected[y0:y1, x0:x1])
+
+
+def test_boxes_count_in_the_upright_picture_where_orientation_is_applied(tmp_path: Path) -> None:
+    # 48 x 40 pixels (height x width) as stored, 40 x 48 upright
+    path = packed(tmp_path, oriented_jpeg(6), boxes=np.array([[30, 10, 48, 40]], np.float32))
+    for policy, expected in (("apply", [[15, 5, 24, 20]]), ("ignore", [[18, 5, 24, 20]])):
+        ds = ImageDataset(path, crop=packfmt.Resize((20, 24)), orientation=policy, fields="boxes")
+        wanted = torch.tensor(expected) if policy == "apply" else torch.tensor([[18.0, 10 * 20 / 48, 24, 40 * 20 / 48]])
+        assert torch.allclose(torch.as_tensor(ds[0][1]), wanted.float())
+
+
+# Targets
+
+
+def test_fields(pack: str) -> None:
+    assert ImageDataset(pack, crop=CROP, fields="score")[3][1] == 1.5
+    target = ImageDataset(pack, crop=CROP, fields=["label", "key"])[3][1]
+    assert target == {"label": 3, "key": "003.jpg"}
+    _, targets = ImageDataset(pack, crop=CROP, fields=["label", "key"])[[3, 4]]
+    assert targets["label"].tolist() == [3, 4]
+    assert targets["key"] == ["003.jpg", "004.jpg"]
+
+
+def test_no_fields(pack: str) -> None:
+    assert ImageDataset(pack, crop=CROP, fields=())[0][1] == {}
+    assert ImageDataset(pack, crop=CROP, fields=())[[0, 1]][1] == {}
+
+
+def test_an_unknown_field_names_those_there_are(pack: str) -> None:
+    with pytest.raises(ValueError, match=r"pack.bin: no columns \['labels'\]; there are .*label"):
+        ImageDataset(pack, fields=["labels"])
+
+
+def test_a_pack_without_labels(tmp_path: Path) -> None:
+    ds = ImageDataset(packed(tmp_path, jpeg(), jpeg()))
+    assert ds.labels is None
+    assert ds[1][1] == -1
+    assert ds[[0, 1]][1].tolist() == [-1, -1]
+
+
+def test_target_transform(pack: str) -> None:
+    ds = ImageDataset(pack, crop=CROP, target_transform=lambda label: label % 3)
+    assert ds[5][1] == 2
+    assert ds[[5, 6]][1].tolist() == [2, 0]
+
+
+def test_targets_are_the_users_own(pack: str) -> None:
+    ds = ImageDataset(pack, crop=packfmt.Resize(16), fields=["label", "boxes", "names"])
+    _, targets = ds[[1, 2]]
+    targets["label"][:] = 0
+    targets["names"][1][:] = 9
+    sample = ds[2][1]
+    sample["names"][:] = 9
+    assert ds[2][1]["label"] == 2
+    assert ds[2][1]["names"].tolist() == [0, 1]
+
+
+def test_boxes_follow_crop_and_flip_and_vanish_with_their_names(pack: str) -> None:
+    # Record 29 is 24 x 25 (height x width): its boxes are the left half, and the top right pixel.
+    fields = ["boxes", "names"]
+    whole = ImageDataset(pack, crop=packfmt.Resize(48), fields=fields)[29][1]
+    assert np.allclose(whole["boxes"], [[0, 0, 24, 48], [48 - 48 / 25, 0, 48, 2]], atol=1e-4)
+    assert whole["names"].tolist() == [0, 1]
+
+    flipped = ImageDataset(pack, crop=packfmt.Resize(48), flip=packfmt.HorizontalFlip(1), fields=fields)[29][1]
+    assert np.allclose(flipped["boxes"][0], [24, 0, 48, 48], atol=1e-4)
+
+    centre = ImageDataset(pack, crop=packfmt.CenterCrop(16), fields=fields)
+    assert centre[29][1]["names"].tolist() == [0]
+    _, targets = centre[[28, 29]]
+    assert [names.tolist() for names in targets["names"]] == [[0], [0]]
+    assert [len(boxes) for boxes in targets["boxes"]] == [1, 1]
+
+    uncropped = ImageDataset(pack, flip=packfmt.HorizontalFlip(1), fields=fields)[29][1]
+    assert np.allclose(uncropped["boxes"], [[12.5, 0, 25, 24], [0, 0, 1, 1]])
+
+
+def test_boxes_of_fixed_number_may_vanish_too(tmp_path: Path) -> None:
+    columns = [Column("boxes", "<f4", (2, 4)), Column("names", "<i4", (2,))]
+    boxes = np.array([[0, 0, 1, 1], [10, 10, 30, 30]], np.float32)
+    path = packed(tmp_path, jpeg(), jpeg(), columns=columns, boxes=boxes, names=np.array([4, 5], np.int32))
+    ds = ImageDataset(path, crop=packfmt.CenterCrop(16), fields=["boxes", "names"])
+    assert ds[0][1]["names"].tolist() == [5]
+    assert [names.tolist() for names in ds[[0, 1]][1]["names"]] == [[5], [5]]
+
+
+# Transforms
+
+
+@pytest.mark.parametrize(("output", "kind"), [("tensor", torch.Tensor), ("numpy", np.ndarray), ("pil", Image.Image)])
+def test_a_transform_gets_the_output_form(pack: str, output: Any, kind: type) -> None:
+    seen = []
+    ds = ImageDataset(pack, crop=CROP, output=output, transform=lambda image: seen.append(image) or 5)
+    assert ds[0][0] == 5
+    assert ds[[0, 1]][0].tolist() == [5, 5]
+    assert all(isinstance(image, kind) for image in seen)
+    assert len(seen) == 3
+
+
+def test_transformed_tensors_are_stacked(pack: str) -> None:
+    ds = ImageDataset(pack, crop=CROP, transform=lambda image: image.float() / 255)
+    images, _ = ds[[0, 1]]
+    assert images.dtype == torch.float32
+    assert torch.equal(images[1], ds[1][0])
+
+
+def test_an_error_of_a_transform_names_the_sample(pack: str) -> None:
+    ds = ImageDataset(pack, crop=CROP, transform=fail)
+    for read in (lambda: ds[4], lambda: ds[[4, 5]], lambda: ds.__getitems__([4, 5])):
+        with pytest.raises(Unlucky) as caught:
+            read()
+        assert caught.value.code == 7
+        assert any("record 4, key '004.jpg'" in note for note in caught.value.__notes__)
+
+
+def test_a_transform_may_read_the_dataset_itself(pack: str) -> None:
+    plain = ImageDataset(pack, crop=CROP, threads=2)
+    seen = ImageDataset(pack, crop=CROP, threads=2, transform=lambda image: image // 2 + plain[[0, 1, 2]][0][1] // 2)
+    inner = ImageDataset.__new__(ImageDataset)
+    inner.__dict__.update(seen.__dict__)
+    inner._pool = plain._pool  # the same threads: those that wait must not wait for themselves
+    assert inner[list(range(12))][0].shape == (12, 3, 16, 16)
+
+
+def test_global_randomness_is_left_alone(pack: str) -> None:
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    ds = ImageDataset(pack, crop=CROP, flip=FLIP, transform=add_noise)
+    ds[3], ds[[4, 5]]
+    list(packfmt.Loader(ds, 10))
+    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+
+
+# Damaged records
+
+
+@pytest.fixture(scope="module")
+def bad_pack(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Records 3 and 5 are no images, a byte of record 4 is changed."""
+    path = make_pack(tmp_path_factory.mktemp("packs"), 8, broken=[3, 5])
+    damage(path, 4)
+    return path
+
+
+@pytest.mark.parametrize(("index", "error"), [(3, DecodeError), (4, CorruptError)])
+def test_an_error_names_path_index_and_key(bad_pack: str, index: int, error: type[Any]) -> None:
+    ds = ImageDataset(bad_pack, crop=CROP)
+    for read in (lambda: ds[index], lambda: ds[[0, 1, index]], lambda: ds.__getitems__([0, index, 1])):
+        with pytest.raises(error) as caught:
+            read()
+        assert (caught.value.path, caught.value.index, caught.value.key) == (bad_pack, index, f"00{index}.jpg")
+
+
+def test_skipping_makes_batches_smaller(bad_pack: str) -> None:
+    ds = ImageDataset(bad_pack, crop=CROP, on_error="skip")
+    images, labels = ds[list(range(8))]
+    assert labels.tolist() == [0, 1, 2, 6, 7]
+    assert torch.equal(images[3], ds[6][0])
+    assert ds.skipped == 3
+
+
+def test_skipping_without_a_common_size(bad_pack: str) -> None:
+    samples = ImageDataset(bad_pack, on_error="skip").__getitems__(list(range(8)))
+    assert [label for _, label in samples] == [0, 1, 2, 6, 7]
+
+
+def test_where_nothing_is_left_the_error_is_raised(bad_pack: str) -> None:
+    ds = ImageDataset(bad_pack, crop=CROP, on_error="skip")
+    for read in (lambda: ds[3], lambda: ds[[3, 5]], lambda: ds.__getitems__([3, 5])):
+        with pytest.raises(DecodeError, match=r"003\.jpg"):
+            read()
+
+
+def test_a_broken_image_without_a_size_fits_every_crop(bad_pack: str) -> None:
+    ds = ImageDataset(bad_pack, crop=packfmt.RandomCrop(16), on_error="skip")
+    assert ds[[2, 3, 6]][1].tolist() == [2, 6]
+
+
+def test_an_image_too_small_for_the_crop_is_named(pack: str) -> None:
+    with pytest.raises(ValueError, match="RandomCrop needs images") as caught:
+        ImageDataset(pack, crop=packfmt.RandomCrop(22))[[4, 3, 2, 1]]
+    assert caught.value.__notes__ == ["it is record 1, key '001.jpg'"]
+
+
+def test_unverified_reads_see_damage_only_where_it_cannot_be_decoded(tmp_path: Path) -> None:
+    path = make_pack(tmp_path, 1)
+    with packfmt.open(path) as reader:
+        start = int(reader.offsets([0])[0])
+    with open(path, "r+b") as file:
+        file.seek(start)
+        file.write(NO_IMAGE)
+    with pytest.raises(CorruptError):
+        ImageDataset(path, crop=CROP)[0]
+    with pytest.raises(DecodeError):
+        ImageDataset(path, crop=CROP, verify=False)[0]
+
+
+# Objects
+
+
+def test_a_pickled_dataset_is_small_and_gives_the_same(tmp_path: Path) -> None:
+    ds = ImageDataset(make_pack(tmp_path, 300), crop=CROP, flip=FLIP, transform=add_noise, threads=2, seed=4)
+    ds.set_epoch(5)
+    expected, _ = ds[[3, 200]]
+    data = pickle.dumps(ds)
+    assert len(data) < 10_000
+    copy = pickle.loads(data)
+    assert (copy.epoch, copy.threads) == (5, 2)
+    assert torch.equal(copy[[3, 200]][0], expected)
+
+
+def test_a_subclass_that_overrides_getitem_is_heard(pack: str) -> None:
+    class Shifted(ImageDataset):
+        def __getitem__(self, index: Any) -> Any:
+            image, label = super().__getitem__(index)
+            return image, label + 1000
+
+    ds = Shifted(pack, crop=CROP)
+    assert [label for _, label in ds.__getitems__([0, 1])] == [1000, 1001]
+    with pytest.raises(TypeError, match="Shifted overrides __getitem__"):
+        packfmt.Loader(ds, 4)
+
+
+def test_handed_out_arrays_are_plain(ds: ImageDataset) -> None:
+    assert type(ds.labels) is np.ndarray
+    assert ds.labels.tolist() == list(range(40))
+    assert ds.classes == ()
+
+
+def test_a_closed_dataset_cannot_be_read(pack: str) -> None:
+    with ImageDataset(pack, crop=CROP) as ds:
+        ds[[0, 1]]
+    ds.close()
+    for index in (0, [0, 1]):
+        with pytest.raises(ValueError, match="closed"):
+            ds[index]
+
+
+def test_wrong_kind_of_pack(pack: str) -> None:
+    assert len(MMapImageDataset(pack)) == 40
+    with pytest.raises(FormatError, match="MMapImageDataset"):
+        packfmt.LMDBImageDataset(pack)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_error": "ignore"}, "'raise' and 'skip'"),
+        ({"output": "pillow"}, "'tensor', 'numpy', 'pil'"),
+        ({"mode": "CMYK"}, "'RGB' or 'L'"),
+        ({"orientation": "upright"}, "'ignore' or 'apply'"),
+        ({"threads": 0}, "at least 1"),
+        ({"lookahead": -1}, "not be negative"),
+    ],
+)
+def test_options_are_checked(pack: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ImageDataset(pack, **options)
+
+
+# Look-ahead
+
+
+class _Job:
+    def __init__(self, indices: Any) -> None:
+        self.indices = indices.tolist()
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class _Begun(list[_Job]):
+    def __call__(self, indices: Any, epoch: int) -> Any:
+        self.append(_Job(indices))
+        return self[-1]
+
+
+def _batches(*numbers: int) -> list[Any]:
+    return [np.array([number]) for number in numbers]
+
+
+def test_announced_batches_are_begun_with_the_one_before_them() -> None:
+    ahead, begun = Ahead(), _Begun()
+    for batch in _batches(0, 1, 2):
+        ahead.announce(0, batch, 2)
+    assert begun == []
+    assert ahead.take(0, np.array([0]), begun, 2).indices == [0]
+    assert [job.indices for job in begun] == [[0], [1], [2]]
+    assert ahead.take(0, np.array([1]), begun, 2) is begun[1]
+    assert len(begun) == 3
+
+
+def test_what_is_asked_for_out_of_turn_is_made_all_the_same() -> None:
+    ahead, begun = Ahead(), _Begun()
+    for batch in _batches(0, 1, 2):
+        ahead.announce(0, batch, 2)
+    ahead.take(0, np.array([0]), begun, 2)
+    assert ahead.take(0, np.array([7]), begun, 2).indices == [7]
+    assert [job.cancelled for job in begun] == [False, True, True, False]
+
+
+def test_batches_that_the_loop_left_out_are_cancelled() -> None:
+    ahead, begun = Ahead(), _Begun()
+    for batch in _batches(0, 1, 2):
+        ahead.announce(0, batch, 2)
+    ahead.take(0, np.array([0]), begun, 2)
+    assert ahead.take(0, np.array([2]), begun, 2) is begun[2]
+    assert [job.cancelled for job in begun] == [False, True, False]
+
+
+def test_the_same_batch_of_another_epoch_is_another() -> None:
+    ahead, begun = Ahead(), _Begun()
+    for batch in _batches(0, 1):
+        ahead.announce(0, batch, 1)
+    ahead.take(0, np.array([0]), begun, 1)
+    assert ahead.take(1, np.array([1]), begun, 1) is begun[2]
+
+
+def test_announcements_that_nobody_asks_for_are_forgotten() -> None:
+    ahead, begun = Ahead(), _Begun()
+    for batch in _batches(*range(100)):
+        ahead.announce(0, batch, 2)
+    assert len(ahead._announced) == 3
+    ahead.clear()
+    ahead.take(0, np.array([98]), begun, 2)
+    assert len(begun) == 1
