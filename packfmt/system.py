@@ -38,7 +38,8 @@ def _version(name: str) -> str | None:
 def _fallbacks() -> list[str]:
     found = []
     if not hasattr(mmap.mmap, "madvise"):
-        found.append("no madvise on this system: packs are read with pread")
+        how = "read with pread" if hasattr(os, "pread") else "mapped without advice"
+        found.append(f"no madvise on this system: packs are {how}, which is slower on a cold disk")
     if _version("torch") is None:
-        found.append("torch is not installed: no datasets and loaders (pip install 'packfmt[torch]')")
+        found.append("torch is not installed: no datasets and loaders (pip install torch)")
     return found

@@ -71,7 +71,7 @@ def write_tree(
     try:
         for name in reader.classes:
             if is_safe_key(name) and "/" not in name:
-                (temporary / name).mkdir(exist_ok=True)  # a class without images comes back as an empty folder
+                _local(temporary, name).mkdir(exist_ok=True)  # a class without images comes back as an empty folder
         for index, record in enumerate(reader):
             _write_file(temporary, record.key, record.data)
             size += len(record.data)
@@ -109,10 +109,15 @@ def _refuse_keys(reader: Reader) -> None:
 
 
 def _write_file(root: Path, key: str, data: bytes | memoryview) -> None:
-    path = root / key
+    path = _local(root, key)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "xb") as file:
         file.write(data)
+
+
+def _local(root: Path, key: str) -> Path:
+    """A key's path: the bytes that the key stands for, whatever the locale's encoding."""
+    return root / os.fsdecode(key.encode("utf-8", "surrogateescape"))
 
 
 def _umask() -> int:

@@ -44,7 +44,7 @@ class _Verbs(click.Group):
 
 
 @click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
+@click.option("--debug", is_flag=True, help="Show a traceback when something fails (before or after the command).")
 @click.version_option(__version__, prog_name="packfmt")
 def group(debug: bool) -> None:
     """Pack small images into memory-mapped shards and train from them."""
@@ -52,7 +52,7 @@ def group(debug: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 1 failed, 2 wrong usage, 130 and 143 interrupted."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    arguments, debug = _without_debug(sys.argv[1:] if arguments is None else list(arguments))
     signal.signal(signal.SIGTERM, _terminate)
     try:
         group.main(arguments, prog_name="packfmt", standalone_mode=False)
@@ -70,15 +70,22 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except (PackfmtError, OSError, ValueError, KeyError, IndexError) as error:
-        if "--debug" in arguments:
+        if debug:
             traceback.print_exc()
         code = _say(_describe(error), 1)
     sys.exit(code)
 
 
+def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
+    """The arguments without --debug, wherever it stands before a "--", and whether it was there."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options = [argument for argument in arguments[:end] if argument != "--debug"]
+    return options + arguments[end:], len(options) < end
+
+
 def _describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+        return f"{os.fsdecode(error.filename)}: {error.strerror or error}"
     if isinstance(error, KeyError) and error.args:
         return str(error.args[0])
     return str(error) or type(error).__name__

@@ -127,5 +127,5 @@ class _Log:
             return
         self._last = now
         seconds = now - self._started
-        left = f" of {total}, about {seconds / records * (total - records):.0f} s left" if total else ""
+        left = f" of {total}, about {seconds / max(records, 1) * (total - records):.0f} s left" if total else ""
         click.echo(f"{self._verb}: {records} images{left}, {readable_size(size / seconds)}/s", err=True)
