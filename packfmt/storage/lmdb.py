@@ -149,10 +149,12 @@ class _EnvironmentBytes:
 
     def places(self, keys: Iterable[bytes]) -> list[tuple[int, int] | None]:
         """As ``Environment.places``."""
+        self.check_size()  # LMDB looks at pages that it would die of if they were cut off
         return self._open().places(keys)
 
     def section(self, offset: int, size: int) -> memoryview:
         """A range of the shard; zero where nothing is stored. A copy if it is not within one chunk."""
+        self.check_size()
         environment = self._open()
         out = bytearray()
         for key, (place, length) in environment.entries_from(chunk_key(offset)) if size else ():

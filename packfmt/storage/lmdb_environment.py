@@ -158,14 +158,14 @@ class Environment:
             return bytes(cursor.key()) if cursor.last() else b""
 
     def entries_from(self, key: bytes) -> Iterator[tuple[bytes, tuple[int, int]]]:
-        """Keys and the places of their values, in order, from the last key that does not lie behind ``key``."""
+        """Keys and the places of their values, in order, from the last key up to ``key``, or the first of all."""
         whole = self._whole()
         with self._cursor() as cursor:
             found = cursor.set_range(key)
             if not found:
                 found = cursor.last()
             elif cursor.key() != key:
-                found = cursor.prev()
+                found = cursor.prev() or cursor.first()
             while found:
                 yield bytes(cursor.key()), self._place(cursor.key(), whole)
                 found = cursor.next()
