@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -15,6 +16,16 @@ from packfmt.sources.registry import KINDS
 
 __all__ = ["convert"]
 
+OWN = {"threads", "shuffle", "shard_size", "backend", "force"}  # options of the copy, not of the source
+SHOWN = 20  # classes, columns or reasons listed
+# Where an option of a source has another name here.
+FLAGS = {
+    "labels": "--h5-labels",
+    "value_range": "--range",
+    "locking": "--no-locking",
+    "labelled": "--flat",
+}
+
 
 @click.command()
 @click.argument("src", nargs=-1, type=click.Path())
@@ -23,25 +34,36 @@ __all__ = ["convert"]
 @click.option("--from", "kind", metavar="KIND", help="What SRC is, instead of recognising it.")
 @click.option("--dry-run", is_flag=True, help="Say what SRC is and what would be kept; write nothing. Needs no DST.")
 @click.option("--threads", type=click.IntRange(1), help="Records prepared at a time. [default: all cores, at least 2]")
-@click.option("--bad", type=click.Choice(["fail", "skip", "keep"]), default="fail", show_default=True)
+@click.option(
+    "--bad",
+    type=click.Choice(["fail", "skip", "keep"]),
+    default="fail",
+    show_default=True,
+    help="Damaged images: list all and write nothing, leave them out, or store what bytes there are.",
+)
 @click.option("--shuffle", type=int, metavar="SEED", help="Store records in random order.")
 @click.option("--shard-size", type=Size(), help="Split into shards of this size.")
 @click.option("--backend", type=click.Choice(["shard", "lmdb"]), help="[default: lmdb for DST.lmdb, else shard]")
 @click.option("--force", is_flag=True, help="Replace DST if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("--labels", type=click.Path(), metavar="TABLE", help="Labels for a folder: CSV, TSV or JSON lines.")
+@click.option("--labels", type=click.Path(), metavar="TABLE", help="Labels from a CSV, TSV or JSON lines file, by key.")
 @click.option("--key-column", help="Of a table: the column of paths.")
 @click.option("--label-column", help="Of a table: the column of labels.")
+@click.option("--root", type=click.Path(), help="Table, COCO: the folder that paths are relative to.")
 @click.option("--classes-from", type=click.Path(), metavar="PACK", help="Number classes as PACK does.")
+@click.option("--follow-links", is_flag=True, help="Folder: follow symbolic links.")
+@click.option("--flat", is_flag=True, help="Folder: ignore class folders and store no labels.")
 @click.option("--image", help="Parquet, TFRecord: the column or feature of images.")
 @click.option("--label", help="Parquet, TFRecord: the column or feature of labels.")
+@click.option("--key", help="TFRecord: the feature of keys.")
 @click.option("--images", help="HDF5: the dataset or group of images.")
 @click.option("--h5-labels", help="HDF5: the dataset of labels.")
 @click.option("--layout", help="HDF5: the axes, as NHWC, NCHW or NHW.")
 @click.option("--range", "value_range", metavar="LOW,HIGH", help="HDF5: black and white, as 0,1 or 0,255.")
 @click.option("--channels", type=click.Choice(["rgb", "bgr"]), help="HDF5: order of colours.")
+@click.option("--no-locking", is_flag=True, help="HDF5: open a file another program has locked.")
 @click.option("--encode", metavar="png|jpeg:QUALITY", help="HDF5, LMDB: how pixels are stored. [default: png]")
-@click.option("--no-locking", "no_locking", is_flag=True, help="HDF5: open a file another program has locked.")
+@click.option("--timeout", type=float, metavar="SECONDS", help="HDF5, LMDB: give up after so long without a record.")
 @click.option("--resolution", type=int, help="LMDB: which of several resolutions.")
 @click.option("--which", type=click.Choice(["hr", "lr"]), help="LMDB (TextZoom): which of the two images.")
 @click.option("--database", help="LMDB: the named database.")
@@ -59,7 +81,7 @@ def convert(
 ) -> None:
     """Copy the images of SRC (a database, an archive, a table, a folder, a pack) to DST.
 
-    DST is out.bin, out.lmdb, out-%05d.tar, out.parquet, or from a pack a folder.
+    DST is out.bin, out.lmdb, out-%05d.tar, out.parquet, or a folder.
     """
     if list_kinds:
         _list_kinds(as_json)
@@ -69,37 +91,56 @@ def convert(
         raise click.UsageError("name a source and a target (or --list, or --dry-run with a source)")
     given = _given(options)
     if dry_run:
-        facts = describe_source(_one_or_all(paths), kind=kind, **_source_options(given))
-        print_json(facts) if as_json else print_table([(n.replace("_", " "), v) for n, v in facts.items()])
+        _describe(paths, kind, {name: value for name, value in given.items() if name not in OWN}, as_json)
         return
     with progress_bar("converting") as progress:
         report = convert_source(_one_or_all(paths[:-1]), paths[-1], kind=kind, bad=bad, progress=progress, **given)
     print_report(report, as_json)
 
 
-OWN = {"threads", "shuffle", "shard_size", "backend", "force"}  # options of the copy, not of the source
-
-
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     """Options that were given, under the names the sources know."""
-    given = {name: value for name, value in options.items() if value not in (None, False)}
-    if given.pop("no_locking", False):
-        given["locking"] = False
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
+    for flag, name in (("no_locking", "locking"), ("flat", "labelled")):
+        if given.pop(flag, False):
+            given[name] = False
     return given
-
-
-def _source_options(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if name not in OWN}
 
 
 def _one_or_all(paths: tuple[str, ...]) -> Any:
     return paths[0] if len(paths) == 1 else list(paths)
 
 
-def _list_kinds(as_json: bool) -> None:
+def _describe(paths: tuple[str, ...], kind: str | None, options: dict[str, Any], as_json: bool) -> None:
+    if len(paths) > 1 and not os.path.lexists(paths[-1]):
+        paths = paths[:-1]  # the whole command with --dry-run behind it: the last is what would be written
+    with progress_bar("reading") as progress:
+        facts = describe_source(_one_or_all(paths), kind=kind, progress=progress, **options)
     if as_json:
-        print_json({name: {"what": kind.what, "options": list(kind.options())} for name, kind in KINDS.items()})
+        print_json(facts)
+        return
+    rows = [(name.replace("_", " "), _short(value)) for name, value in facts.items()]
+    print_table([("would be lost" if name == "lost" else name, value) for name, value in rows])
+
+
+def _short(value: Any) -> Any:
+    if not isinstance(value, (list, dict)) or len(value) <= SHOWN:
+        return value
+    kept = list(value.items() if isinstance(value, dict) else value)[:SHOWN]
+    more = f"and {len(value) - SHOWN} more (--json lists all)"
+    return [*(f"{item[0]}  {item[1]}" if isinstance(value, dict) else item for item in kept), more]
+
+
+def _list_kinds(as_json: bool) -> None:
+    # What a folder is given as classes comes from --classes-from, which all have.
+    flags = {n: [_flag(option) for option in kind.options() if option != "classes"] for n, kind in KINDS.items()}
+    if as_json:
+        print_json({name: {"what": kind.what, "options": flags[name]} for name, kind in KINDS.items()})
         return
     for name, kind in KINDS.items():
-        options = ", ".join(kind.options())
-        print_table([(f"{name:<9}", [kind.what, f"options: {options}"] if options else kind.what)])
+        lines = [kind.what, *([f"options: {' '.join(flags[name])}"] if flags[name] else [])]
+        print_table([(f"{name:<9}", lines)])
+
+
+def _flag(option: str) -> str:
+    return FLAGS.get(option) or f"--{option.replace('_', '-')}"

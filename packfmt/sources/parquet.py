@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +11,11 @@ from packfmt.errors import SourceError
 from packfmt.images.sniff import magic
 from packfmt.record import Column, Record
 from packfmt.sources.base import BadEntry, Source
+from packfmt.sources.facts import Facts
 from packfmt.sources.inputs import MAX_IMAGE_BYTES, Inputs, SeenKeys, expand_inputs, free_name, short_names
+from packfmt.sources.schema import NUMBERS, class_names, column_of, described_features, noted
 
-__all__ = ["ParquetSource", "recognise"]
+__all__ = ["ParquetSource", "load_arrow", "recognise"]
 
 _IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "image_bytes", "bytes")
 _LABEL_NAMES = ("label", "labels", "class", "class_id", "fine_label", "target")
@@ -22,8 +23,6 @@ _KEY_NAMES = ("key", "path", "file_name", "filename")
 _BATCH_BYTES = 16 << 20
 _BATCH_ROWS = 1024
 _PEEKED_ROWS = 64
-_NUMBERS = {"int8": "|i1", "int16": "<i2", "int32": "<i4", "int64": "<i8", "uint8": "|u1", "uint16": "<u2"}
-_NUMBERS |= {"uint32": "<u4", "uint64": "<u8", "halffloat": "<f2", "float": "<f4", "double": "<f8", "bool": "|b1"}
 
 
 def recognise(path: str | os.PathLike[str]) -> str | None:
@@ -44,7 +43,8 @@ class ParquetSource(Source):
     The image column is a struct with ``bytes`` (and ``path``), or a binary column with images in it. A row that has
     only a path is a bad entry: no path is ever opened. ``ClassLabel`` names come from the metadata that Hugging Face
     stores. Number columns, strings and lists of numbers (ragged) become columns; what is left is in
-    ``describe()["lost"]``.
+    ``describe()["lost"]``. Where packfmt wrote the file, its own notes in the schema (see ``facts``) say what the
+    columns are.
 
     Keys are the paths, where every row has one and all differ, else the file's name and the row's number.
 
@@ -75,7 +75,12 @@ class ParquetSource(Source):
         self._lost: list[str] = []
         self._fields: dict[str, Column] = {}
         self._key_path = self._find_keys(schema)
-        self._declare(schema, _features(schema.metadata), label)
+        facts = self._find_facts(schema) if image is None and label is None else None
+        if facts is not None:
+            self._fields = {column.name: column for column in facts.columns}
+            self.columns, self.classes, self.metadata = facts.columns, facts.classes, dict(facts.metadata)
+        else:
+            self._declare(schema, described_features(schema.metadata), label)
 
     def count(self) -> int | None:
         return self._rows
@@ -132,18 +137,17 @@ class ParquetSource(Source):
                 schema = file.schema_arrow
                 if len(set(schema.names)) != len(schema.names):
                     raise SourceError(f"{path} has two columns of one name: {schema.names}")
-                if first is not None and not schema.equals(first):
+                if first is not None and not (schema.equals(first) and noted(schema) == noted(first)):
                     raise SourceError(
                         f"{path} has another schema than {self._paths[0]}: {schema.names} and {first.names}, or "
-                        "other types; "
-                        "convert them one by one"
+                        "other types or classes; convert them one by one"
                     )
                 first = schema if first is None else first
                 self._rows += file.metadata.num_rows
         return first
 
     def _batches(self, path: Path, columns: list[str]) -> Iterator[Any]:
-        arrow = _arrow()
+        arrow = load_arrow()
         with _open(path) as file:
             facts = file.metadata
             largest = 1
@@ -179,22 +183,33 @@ class ParquetSource(Source):
 
     def _declare(self, schema: Any, features: dict[str, Any], label: str | None) -> None:
         label_name = label if label is not None else _label_name(schema, features)
-        if label is not None and (label not in schema.names or _kind(schema.field(label).type) not in _NUMBERS):
+        if label is not None and (label not in schema.names or _kind(schema.field(label).type) not in NUMBERS):
             raise SourceError(f"{self._paths[0]}: column {label!r} holds no class ids; columns are {schema.names}")
         if label_name is not None:
             self._fields[label_name] = Column("label", "<i8")
-            self.classes = _class_names(features.get(label_name))
+            self.classes = class_names(features.get(label_name))
         taken = [column.name for column in self._fields.values()]
         for field in schema:
             if field.name in (self._image, label_name, self._key_path):
                 continue
-            column = _column(free_name(field.name or "unnamed", taken), _kind(field.type))
+            column = column_of(free_name(field.name or "unnamed", taken), _kind(field.type))
             if column is None:
                 self._lost.append(field.name)
             else:
                 self._fields[field.name] = column
                 taken.append(column.name)
         self.columns = tuple(self._fields.values())
+
+    def _find_facts(self, schema: Any) -> Facts | None:
+        """What packfmt noted, unless another program has changed the columns since."""
+        own = noted(schema)
+        if own is None:
+            return None
+        facts = Facts.decode(own, f"{self._paths[0]}, schema")
+        if {self._image, *(column.name for column in facts.columns)} == set(schema.names):
+            return facts
+        self.notes.append("columns were changed since packfmt wrote the file; it is read as of any other program")
+        return None
 
     def _find_keys(self, schema: Any) -> str | None:
         """The column of paths to use as keys, looked through beforehand: a Parquet column can be read alone."""
@@ -228,7 +243,12 @@ def _files(paths: Inputs) -> list[Path]:
     return expand_inputs(paths)
 
 
-def _arrow() -> Any:
+def load_arrow() -> Any:
+    """The module pyarrow, with its part for Parquet.
+
+    Raises:
+        SourceError: it is not installed.
+    """
     try:
         import pyarrow
         import pyarrow.parquet
@@ -238,7 +258,7 @@ def _arrow() -> Any:
 
 
 def _open(path: Path) -> Any:
-    arrow = _arrow()
+    arrow = load_arrow()
     try:
         # A buffer makes Arrow read column chunks piece by piece, where it would read each whole.
         return arrow.parquet.ParquetFile(
@@ -252,7 +272,7 @@ def _open(path: Path) -> Any:
 
 def _kind(arrow_type: Any) -> str:
     """ "image", "bytes", "text", a number's name, "list of <number>", or "other"."""
-    types = _arrow().types
+    types = load_arrow().types
     if types.is_struct(arrow_type):
         names = {arrow_type.field(at).name: arrow_type.field(at).type for at in range(arrow_type.num_fields)}
         return "image" if "bytes" in names and _kind(names["bytes"]) == "bytes" else "other"
@@ -262,37 +282,13 @@ def _kind(arrow_type: Any) -> str:
         return "text"
     if types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type):
         inner = _kind(arrow_type.value_type)
-        return f"list of {inner}" if inner in _NUMBERS else "other"
+        return f"list of {inner}" if inner in NUMBERS else "other"
     name = str(arrow_type)
-    return name if name in _NUMBERS else "other"
-
-
-def _column(name: str, kind: str) -> Column | None:
-    if kind in ("text", "bytes"):
-        return Column(name, "|u1", (None,), "text" if kind == "text" else "bytes")
-    if kind.startswith("list of "):
-        return Column(name, _NUMBERS[kind.removeprefix("list of ")], (None,))
-    return Column(name, _NUMBERS[kind]) if kind in _NUMBERS else None
-
-
-def _features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
-    """What Hugging Face notes of the columns; empty where it is absent or damaged."""
-    try:
-        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return {}
-    return features if isinstance(features, dict) else {}
-
-
-def _class_names(feature: Any) -> tuple[str, ...]:
-    names = feature.get("names") if isinstance(feature, dict) else None
-    if isinstance(names, dict):
-        names = [names.get(str(number)) for number in range(len(names))]
-    return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
+    return name if name in NUMBERS else "other"
 
 
 def _label_name(schema: Any, features: dict[str, Any]) -> str | None:
     integers: list[str] = [field.name for field in schema if _kind(field.type).startswith(("int", "uint"))]
-    named = [name for name in integers if _class_names(features.get(name))]
+    named = [name for name in integers if class_names(features.get(name))]
     usual = [name for name in _LABEL_NAMES if name in integers]
     return next(iter([name for name in usual if name in named] + named + usual), None)

@@ -12,7 +12,7 @@ from packfmt.errors import SourceError
 from packfmt.sources.base import Source
 from packfmt.sources.inputs import Inputs
 
-__all__ = ["KINDS", "Kind", "open_source", "recognise"]
+__all__ = ["KINDS", "Kind", "name_of", "open_source", "recognise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,14 @@ class Kind:
         module: of packfmt.sources, with ``recognise``.
         source: the class in it; "module:class" where it lies elsewhere.
         what: one line for a person.
+        several: whether several paths are one set of this kind.
     """
 
     name: str
     module: str
     source: str
     what: str
+    several: bool = False
 
     def load(self) -> type[Source]:
         """The source's class."""
@@ -47,12 +49,12 @@ class Kind:
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("pack", "pack", "PackSource", "a packfmt shard, manifest or LMDB pack"),
+        Kind("pack", "pack", "PackSource", "a packfmt shard, several, a manifest, or a pack in LMDB", several=True),
         Kind("hdf5", "hdf5", "HDF5Source", "HDF5: arrays, encoded bytes, groups per class, episodes"),
-        Kind("parquet", "parquet", "ParquetSource", "Parquet: Hugging Face image columns, binary columns"),
-        Kind("tfrecord", "tfrecord", "TFRecordSource", "TFRecord of tf.train.Example"),
+        Kind("parquet", "parquet", "ParquetSource", "Parquet: Hugging Face images, binary columns", several=True),
+        Kind("tfrecord", "tfrecord", "TFRecordSource", "TFRecord of tf.train.Example", several=True),
         Kind("zip", "zip", "ZipSource", "zip archive of images, flat or with class folders"),
-        Kind("tar", "tar", "TarSource", "WebDataset tar shards, also compressed"),
+        Kind("tar", "tar", "TarSource", "WebDataset tar shards and other tars, also compressed", several=True),
         Kind("lmdb", "lmdb", "LMDBSource", "LMDB: text recognition, BasicSR, Caffe, LSUN, folder2lmdb and others"),
         Kind("coco", "annotations", "coco:CocoSource", "COCO JSON annotations with their images"),
         Kind("voc", "annotations", "voc:VocSource", "Pascal VOC: JPEGImages/ and Annotations/"),
@@ -70,20 +72,21 @@ def recognise(path: Inputs) -> str:
         FileNotFoundError: there is nothing at the path.
         SourceError: it is nothing that packfmt can convert.
     """
+    alone = isinstance(path, (str, os.PathLike))
     for kind in KINDS.values():
-        if kind.name == "folder":
+        if kind.name == "folder" or not (alone or kind.several):
             continue
         found: str | None = import_module(f"packfmt.sources.{kind.module}").recognise(path)
         if found is not None:
             return found
-    if isinstance(path, (str, os.PathLike)):
-        if os.path.isdir(path):
+    for one in [path] if isinstance(path, (str, os.PathLike)) else path:
+        if alone and os.path.isdir(one):
             return "folder"
-        if not os.path.lexists(path):
-            raise FileNotFoundError(2, "no such file or folder", os.fspath(path))
+        if not os.path.lexists(one):
+            raise FileNotFoundError(2, "no such file or folder", os.fspath(one))
+    kinds = ", ".join(name for name, kind in KINDS.items() if alone or kind.several)
     raise SourceError(
-        f"{_name(path)}: not recognised as any of {', '.join(KINDS)}; packfmt convert --list describes them, --from "
-        "names one"
+        f"{name_of(path)}: not recognised as any of {kinds}; packfmt convert --list describes them, --from names one"
     )
 
 
@@ -102,15 +105,19 @@ def open_source(path: Inputs, kind: str | None = None, **options: Any) -> Source
     name = kind or recognise(path)
     if name not in KINDS:
         raise SourceError(f"unknown kind {name!r}; there are {', '.join(KINDS)}")
+    if not (KINDS[name].several or isinstance(path, (str, os.PathLike))):
+        raise SourceError(f"{name_of(path)}: a {name} source is one path; convert them one at a time")
     given = {option: value for option, value in options.items() if value is not None}
     known = KINDS[name].options()
     foreign = sorted(set(given) - set(known))
     if foreign:
-        raise SourceError(f"{_name(path)}: a {name} source takes no {', '.join(foreign)}; it takes {', '.join(known)}")
+        takes = ", ".join(known) or "no options"
+        raise SourceError(f"{name_of(path)}: a {name} source takes no {', '.join(foreign)}; it takes {takes}")
     make: Any = KINDS[name].load()
     source: Source = make(path, **given)
     return source
 
 
-def _name(path: Inputs) -> str:
+def name_of(path: Inputs) -> str:
+    """A source's name, for messages."""
     return os.fspath(path) if isinstance(path, (str, os.PathLike)) else ", ".join(os.fspath(p) for p in path)

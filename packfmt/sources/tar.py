@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from packfmt.errors import SourceError
 from packfmt.images.sniff import magic
 from packfmt.record import Column, Record
 from packfmt.sources.base import BadEntry, Source
+from packfmt.sources.facts import MAX_FACTS, TAR_MEMBER, Facts
 from packfmt.sources.inputs import (
     MAX_FOLDERS,
     MAX_IMAGE_BYTES,
@@ -22,7 +22,8 @@ from packfmt.sources.inputs import (
     is_hidden,
     is_image_name,
 )
-from packfmt.sources.tarparts import part_column, part_limit, part_value, split_name
+from packfmt.sources.tarparts import facts_parts, facts_values, part_column, part_limit, part_value, split_name
+from packfmt.sources.tarsample import Image, Part, plain_extension
 from packfmt.sources.tarstream import TarMember, TarStream, is_tar
 
 __all__ = ["TarSource", "recognise"]
@@ -40,24 +41,6 @@ def recognise(path: str | os.PathLike[str]) -> str | None:
         return None
 
 
-@dataclass(slots=True)
-class _Image:
-    key: str
-    sample: str
-    stem: str
-    data: bytes
-    reason: str | None  # why it cannot be read
-    parts: dict[str, bytes | str] = field(default_factory=dict)  # a str says why the part was not read
-
-
-@dataclass(slots=True)
-class _Part:
-    stem: str
-    sample: str
-    extension: str  # after the sample's first dot
-    content: bytes | str
-
-
 class TarSource(Source):
     """Images in tar shards, with what stands beside them.
 
@@ -70,6 +53,9 @@ class TarSource(Source):
     extension as name. A later sample that lacks one is a bad entry; parts with other extensions are counted in
     ``notes`` and lost, and nothing is unpickled. Without parts, labels come from class folders (``cat/1.jpg``), for
     which the headers of all shards are read once beforehand.
+
+    Shards that packfmt wrote begin with a member that tells columns, classes and metadata (see ``facts``); there, every
+    other member that is neither label nor JSON is an image.
 
     Memory: one sample, and up to 64 bytes a record to find duplicate names.
 
@@ -89,6 +75,8 @@ class TarSource(Source):
         self._folders: FolderClasses | None = None
         self._counted = CountedNotes(self.notes)
         self._parts: dict[str, Column] = {}
+        self._facts: Facts | None = None
+        self._declared = False
         self._lost: list[str] = []
         self._declare()
 
@@ -106,16 +94,15 @@ class TarSource(Source):
                     if earlier is not None:
                         raise SourceError(
                             f"{self._paths[earlier]} and {path} both hold {image.key!r}; keys must differ. Rename "
-                            "one, or "
-                            "convert the shards one by one"
+                            "one, or convert the shards one by one"
                             if earlier != number
                             else f"{path} holds {image.key!r} twice; keys must differ. Repack the archive"
                         )
                     yield self._finish(image)
 
-    def _images(self, stream: TarStream) -> Iterator[_Image]:
+    def _images(self, stream: TarStream) -> Iterator[Image]:
         """The images of one archive with their parts; an image is held only while parts may still come."""
-        held: list[_Image | _Part] = []
+        held: list[Image | Part] = []
         size = 0
         for item in self._items(stream):
             if held and held[0].sample != item.sample:
@@ -126,9 +113,9 @@ class TarSource(Source):
                 yield from ready
                 if ready:
                     held = [kept for kept in held if kept.stem != ready[0].stem]
-                    size = sum(_size(kept) for kept in held)
+                    size = sum(kept.size for kept in held)
             held.append(item)
-            size += _size(item)
+            size += item.size
             if size > 2 * MAX_IMAGE_BYTES or len(held) > _MAX_HELD:
                 raise SourceError(
                     f"{stream.path}: sample {item.sample!r} has over {len(held) - 1} members or {size} bytes; "
@@ -136,21 +123,21 @@ class TarSource(Source):
                 )
         yield from self._close_sample(held)
 
-    def _complete(self, held: Sequence[_Image | _Part]) -> list[_Image]:
+    def _complete(self, held: Sequence[Image | Part]) -> list[Image]:
         """The images of the last stem, where that stem alone gives them every declared part."""
         stem = held[-1].stem
         members = [item for item in held if item.stem == stem]
-        parts = {_own_name(item): item for item in members if isinstance(item, _Part)}
+        parts = {item.own_name: item for item in members if isinstance(item, Part)}
         if not self._parts.keys() <= parts.keys():
             return []
-        images = [item for item in members if isinstance(item, _Image)]
+        images = [item for item in members if isinstance(item, Image)]
         if images:
             self._attach(images, list(parts.values()))
         return images
 
-    def _close_sample(self, held: Sequence[_Image | _Part]) -> list[_Image]:
-        images = [item for item in held if isinstance(item, _Image)]
-        parts = [item for item in held if isinstance(item, _Part)]
+    def _close_sample(self, held: Sequence[Image | Part]) -> list[Image]:
+        images = [item for item in held if isinstance(item, Image)]
+        parts = [item for item in held if isinstance(item, Part)]
         if len(images) > 1 and parts:
             self._counted.add("samples hold several images; each image is a record of its own")
         if not images and parts:
@@ -158,27 +145,29 @@ class TarSource(Source):
         self._attach(images, parts)
         return images
 
-    def _attach(self, images: Sequence[_Image], parts: Sequence[_Part]) -> None:
+    def _attach(self, images: Sequence[Image], parts: Sequence[Part]) -> None:
         stems = {image.stem for image in images}
         for part in parts:
             own = part.stem in stems
-            name = _own_name(part) if own else part.extension
+            name = part.own_name if own else part.extension
             if name not in self._parts and images:
-                self._counted.add(f"parts .{_plain(name)} are lost")
+                self._counted.add(f"parts .{plain_extension(name)} are lost")
             for image in images:
                 if not own or image.stem == part.stem:
                     image.parts.setdefault(name, part.content)
 
-    def _items(self, stream: TarStream) -> Iterator[_Image | _Part]:
+    def _items(self, stream: TarStream) -> Iterator[Image | Part]:
         """Members that matter, read."""
         for member in stream.members():
             if member.kind == "folder":
                 continue
-            if is_hidden(member.name):
+            if member.name == TAR_MEMBER and member.kind == "file":
+                self._take_facts(stream, member)
+            elif self._facts is None and is_hidden(member.name):
                 self.skipped["hidden or system file"] += 1
             elif member.kind != "file":
                 if is_image_name(member.name):
-                    yield _image(member, b"", f"a {member.kind}, which has no content of its own in the archive")
+                    yield Image.of(member.name, b"", f"a {member.kind}, which has no content of its own")
                 else:
                     self.skipped[f"a {member.kind}"] += 1
             else:
@@ -186,26 +175,45 @@ class TarSource(Source):
                 if item is not None:
                     yield item
 
-    def _item(self, stream: TarStream, member: TarMember) -> _Image | _Part | None:
+    def _item(self, stream: TarStream, member: TarMember) -> Image | Part | None:
         sample, stem, extension = split_name(member.name)
         limit = part_limit(extension)
+        if self._facts is not None and extension.rpartition(".")[2] not in self._parts:
+            return Image.of(member.name, *self._read_image(stream, member, b""))
         if limit is not None:
             if member.size > limit:
-                return _Part(stem, sample, extension, f"{member.size} bytes; at most {limit} are read")
-            return _Part(stem, sample, extension, stream.read(limit))
+                return Part(stem, sample, extension, f"{member.size} bytes; at most {limit} are read")
+            return Part(stem, sample, extension, stream.read(limit))
         head = stream.read(_MAGIC_BYTES)
         known = bool(magic(head))
         if not known and not is_image_name(member.name):
             if extension:
-                self._counted.add(f"parts .{_plain(extension)} are lost")
+                self._counted.add(f"parts .{plain_extension(extension)} are lost")
             else:
                 self.skipped["not an image"] += 1
             return None
-        if member.size > MAX_IMAGE_BYTES:
-            return _image(member, b"", f"{member.size} bytes; at most {MAX_IMAGE_BYTES} are read")
-        return _image(member, head + stream.read(MAX_IMAGE_BYTES), None)
+        return Image.of(member.name, *self._read_image(stream, member, head))
 
-    def _finish(self, image: _Image) -> Record | BadEntry:
+    def _read_image(self, stream: TarStream, member: TarMember, head: bytes) -> tuple[bytes, str | None]:
+        """A member's bytes, of which ``head`` is read already; or why they are not read."""
+        if member.size > MAX_IMAGE_BYTES:
+            return b"", f"{member.size} bytes; at most {MAX_IMAGE_BYTES} are read"
+        return head + stream.read(MAX_IMAGE_BYTES), None
+
+    def _take_facts(self, stream: TarStream, member: TarMember) -> None:
+        """Read what packfmt noted in a shard, and let no shard contradict the first."""
+        if member.size > MAX_FACTS:
+            raise SourceError(f"{stream.path}: its {TAR_MEMBER} has {member.size} bytes; at most {MAX_FACTS} are read")
+        facts = Facts.decode(stream.read(MAX_FACTS), f"{stream.path}, member {TAR_MEMBER}")
+        if not self._declared:
+            self._facts, self._parts = facts, facts_parts(facts)
+        elif self._facts is None or (facts.columns, facts.classes) != (self._facts.columns, self._facts.classes):
+            raise SourceError(
+                f"{stream.path}: its {TAR_MEMBER} tells other columns or classes than the first shard, or stands "
+                "behind images; convert such shards one by one"
+            )
+
+    def _finish(self, image: Image) -> Record | BadEntry:
         columns: dict[str, Any] = {}
         reason = image.reason
         for name, column in self._parts.items():
@@ -216,6 +224,11 @@ class TarSource(Source):
                 columns[column.name] = part_value(column, content)
             except ValueError as error:
                 reason = reason or f"part .{name}: {error}"
+        if self._facts is not None:
+            try:
+                columns = facts_values(self._facts, columns)
+            except ValueError as error:
+                reason, columns = reason or f"part .json: {error}", {}
         if self._folders is not None:
             label = self._folders.label(image.key)
             if label is None:
@@ -231,10 +244,14 @@ class TarSource(Source):
     def _declare(self) -> None:
         """Learn the columns from the first sample that holds an image."""
         first = self._first_sample()
-        images = [item for item in first if isinstance(item, _Image)]
-        parts = [item for item in first if isinstance(item, _Part)]
+        images = [item for item in first if isinstance(item, Image)]
+        parts = [item for item in first if isinstance(item, Part)]
         if not images:
             raise SourceError(f"{self._paths[0]}: no image in the first {_PEEKED} members; nothing to take from it")
+        self._declared = True
+        if (facts := self._facts) is not None:
+            self.columns, self.classes, self.metadata = facts.columns, facts.classes, dict(facts.metadata)
+            return
         self._attach(images, parts)
         for name, content in images[0].parts.items():
             column = part_column(name, content) if isinstance(content, bytes) else None
@@ -248,12 +265,12 @@ class TarSource(Source):
         if not self._parts and "/" in images[0].key:
             self._read_folders()
 
-    def _first_sample(self) -> list[_Image | _Part]:
-        sample: list[_Image | _Part] = []
+    def _first_sample(self) -> list[Image | Part]:
+        sample: list[Image | Part] = []
         with TarStream(self._paths[0]) as stream:
             for number, item in enumerate(self._items(stream)):
                 if sample and sample[0].sample != item.sample:
-                    if any(isinstance(kept, _Image) for kept in sample):
+                    if any(isinstance(kept, Image) for kept in sample):
                         break
                     sample = []
                 if number >= _PEEKED:
@@ -280,21 +297,3 @@ class TarSource(Source):
         if classes.names:
             self._folders, self.classes, self.columns = classes, classes.names, (Column("label", "<i8"),)
 
-
-def _image(member: TarMember, data: bytes, reason: str | None) -> _Image:
-    sample, stem, _ = split_name(member.name)
-    return _Image(member.name, sample, stem, data, reason)
-
-
-def _own_name(part: _Part) -> str:
-    return part.extension.rpartition(".")[2]
-
-
-def _size(item: _Image | _Part) -> int:
-    return len(item.data if isinstance(item, _Image) else item.content)
-
-
-def _plain(extension: str) -> str:
-    """The last piece of an extension, or "other": so that odd names make no endless list of notes."""
-    last = extension.rpartition(".")[2]
-    return last if last.isalnum() and not last.isdigit() and len(last) <= 8 else "other"

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import io
+import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from packfmt.record import Column
+from packfmt.sources.facts import Facts, from_json
 
-__all__ = ["MAX_PART_BYTES", "PartError", "npy_array", "part_column", "part_limit", "part_value", "split_name"]
+__all__ = [
+    "MAX_PART_BYTES",
+    "PartError",
+    "facts_parts",
+    "facts_values",
+    "npy_array",
+    "part_column",
+    "part_limit",
+    "part_value",
+    "split_name",
+]
 
 MAX_PART_BYTES = 16 << 20  # of a text or JSON part
 _MAX_NUMBER = 64  # bytes of a .cls part
@@ -121,3 +134,40 @@ def npy_array(data: bytes) -> np.ndarray[Any, Any]:
 def _integer(data: bytes) -> int | None:
     text = data.decode("ascii", "replace").strip()
     return int(text) if _INTEGER.fullmatch(text) else None
+
+
+def facts_parts(facts: Facts) -> dict[str, Column]:
+    """The parts in which packfmt keeps these columns: an integer ``label`` as ``.cls``, all else in one ``.json``."""
+    parts = {}
+    for column in filter(_is_cls, facts.columns):
+        parts["cls"] = column
+    if len(parts) < len(facts.columns):
+        parts["json"] = Column("json", "|u1", (None,), "text")
+    return parts
+
+
+def facts_values(facts: Facts, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns that packfmt kept in these parts.
+
+    Args:
+        facts: what the columns are.
+        parts: column of ``facts_parts`` to value; one that was not read is missing.
+
+    Raises:
+        ValueError: a part is missing or does not fit.
+    """
+    try:
+        body = json.loads(parts.get("json", "{}"))
+    except (ValueError, RecursionError) as error:
+        raise PartError(f"no JSON ({error})") from error
+    values = {"label": parts["label"]} if "label" in parts else {}
+    for column in facts.columns:
+        if not _is_cls(column):
+            if not isinstance(body, dict) or column.name not in body:
+                raise PartError(f"column {column.name!r} is missing")
+            values[column.name] = from_json(column, body[column.name])
+    return values
+
+
+def _is_cls(column: Column) -> bool:
+    return column.name == "label" and column.shape == () and column.dtype[1] in "iu"

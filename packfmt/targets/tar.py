@@ -5,39 +5,44 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from packfmt.errors import ConvertError
-from packfmt.record import OWN_COLUMNS, Column
-from packfmt.storage.base import Buffer, Writer
-from packfmt.storage.publish import PendingFile
+from packfmt.record import Column
+from packfmt.sources.facts import TAR_MEMBER, Facts, to_json
+from packfmt.sources.tarparts import facts_parts
+from packfmt.storage.base import Buffer
+from packfmt.storage.publish import PendingFile, refuse_existing
+from packfmt.targets.base import Target
+from packfmt.unpacking import is_safe_key
 
 __all__ = ["TarWriter"]
 
 SHARD_SIZE = 1 << 30
+NUMBER = re.compile(r"[^%]*%(0[1-9])?d[^%]*")
 
 
-class TarWriter(Writer):
-    """Writes each record as the member its key names, ``label`` as ``.cls`` and other columns as ``.json`` beside it.
+class TarWriter(Target):
+    """Writes each record as the member its key names, an integer ``label`` as ``.cls`` and all else as ``.json``.
 
-    Deterministic: no times, no owners. Class names are not kept: WebDataset has no place for them.
+    Each shard begins with the member ``__packfmt__``: the columns' types, the class names and the metadata, for which
+    WebDataset has no place and which its readers pass over. The same records give the same bytes: no times, no owners.
 
     Args:
         path: ``out-%05d.tar`` for several shards, or a name without ``%`` for one.
-        shard_size: bytes of images per shard.
-        columns: of the records; those of raw bytes cannot be stored.
-        classes: ignored.
-        metadata: ignored.
-        force: replace existing files.
+        shard_size: bytes of images per shard; None takes 1 GiB where the name has a number.
+        columns: of the records.
+        classes, metadata: kept in ``__packfmt__``.
+        force: replace existing files, those of further shards included.
 
     Raises:
         FileExistsError: a shard exists and ``force`` is off.
-        ConvertError: a column of raw bytes.
+        ConvertError: the name fits no shards.
     """
 
     def __init__(
@@ -47,48 +52,48 @@ class TarWriter(Writer):
         shard_size: int | None = None,
         columns: Sequence[Column] = (),
         classes: Sequence[str] = (),
-        metadata: Any = None,
+        metadata: Mapping[str, Any] | None = None,
         force: bool = False,
     ) -> None:
-        self.path = os.fspath(path)
-        self.content_id = ""
-        if shard_size is not None and "%" not in self.path:
+        super().__init__(os.fspath(path), columns)
+        self._several = "%" in self.path
+        if self._several and not NUMBER.fullmatch(self.path):
+            raise ConvertError(f"{self.path}: shards need one number in their name, as in out-%05d.tar")
+        if shard_size is not None and not self._several:
             raise ConvertError(f"{self.path}: several shards need a number in their name, as in out-%05d.tar")
-        self._shard_size = (shard_size or SHARD_SIZE) if "%" in self.path else None
+        self._shard_size = shard_size or SHARD_SIZE
         self._force = force
-        unfit = [column.name for column in columns if column.kind == "bytes"]
-        if unfit:
-            raise ConvertError(f"{self.path}: columns of raw bytes have no place in a tar's JSON: {', '.join(unfit)}")
+        facts = Facts(self.columns, tuple(classes), metadata or {})
+        self._facts, self._cls = facts.encode(), "cls" in facts_parts(facts)
+        self._in_json = [c for c in self.columns if not (self._cls and c.name == "label")]
         self._pending: list[PendingFile] = []
-        self._held = 0
-        self._count = 0
         self._stem = ""
+        self._parts: dict[str, bytes] = {}
         self._start_shard()
-
-    def __len__(self) -> int:
-        return self._count
 
     @property
     def files(self) -> tuple[str, ...]:
         return tuple(str(file.path) for file in self._pending)
 
     def write(self, data: Buffer, /, key: str, **columns: Any) -> None:
+        values = self._own(key, columns)
+        stem = self._check_key(key)
+        parts = self._make_parts(values)
         size = memoryview(data).nbytes
-        if self._shard_size is not None and self._held and self._held + size > self._shard_size:
+        if self._several and self._held and self._held + size > self._shard_size:
             self._tar.close()
             self._pending[-1].finish()
             self._start_shard()
-        folder, slash, name = key.rpartition("/")
-        stem = folder + slash + (name.rpartition(".")[0] or name)
-        rest = {n: _plain(value) for n, value in columns.items() if n not in OWN_COLUMNS and n != "label"}
-        if stem == self._stem and (rest or "label" in columns):
-            raise ConvertError(f"{self.path}: {key!r} and the image before it share the name {stem!r}: rename one")
-        self._stem = stem
         self._add(key, data)
-        if "label" in columns:
-            self._add(f"{stem}.cls", str(int(columns["label"])).encode())
-        if rest:
-            self._add(f"{stem}.json", json.dumps(rest, sort_keys=True).encode())
+        if stem != self._stem:  # 1.jpg and 1.png are one sample of WebDataset, whose parts belong to both
+            for suffix, content in parts.items():
+                self._add(stem + suffix, content)
+        elif parts != self._parts:
+            raise ConvertError(
+                f"{self.path}: {key!r} and the image before it share the name {stem!r}, but not their labels: "
+                "WebDataset would mix them up; rename one"
+            )
+        self._stem, self._parts = stem, parts
         self._held += size
         self._count += 1
 
@@ -97,29 +102,70 @@ class TarWriter(Writer):
             self._tar.close()
             for file in self._pending:
                 file.finish()
+            further = self._further_shards()
+            if further and not self._force:
+                refuse_existing(further[0])
             for file in self._pending:
                 file.publish()
         except BaseException:
             self.discard()
             raise
+        for path in further:  # of the set that was replaced; they would pass for shards of this one
+            with suppress(FileNotFoundError):
+                path.unlink()
 
     def discard(self) -> None:
         for file in self._pending:
             file.withdraw()
             file.discard()
 
+    def _check_key(self, key: str) -> str:
+        """The key without its suffix.
+
+        Raises:
+            ConvertError: the key would be taken for something else, or leads out of the folder it is unpacked into.
+        """
+        folder, slash, name = key.rpartition("/")
+        lower = name.lower()
+        if not is_safe_key(key):
+            raise ConvertError(f"{self.path}: the key {key!r} is no file name inside a folder; rename the record")
+        if lower.endswith((".cls", ".json")) or key == TAR_MEMBER:
+            raise ConvertError(f"{self.path}: the image {key!r} would be taken for a label or JSON; rename it")
+        if "." not in name[1:]:
+            self._odd["names have no suffix; WebDataset passes over them"] += 1
+        elif name.count(".") > 1:
+            self._odd["names hold several dots; WebDataset cuts them at the first"] += 1
+        return folder + slash + (name.rpartition(".")[0] or name)
+
+    def _make_parts(self, values: dict[str, Any]) -> dict[str, bytes]:
+        parts: dict[str, bytes] = {}
+        if self._cls:
+            parts[".cls"] = str(int(values["label"])).encode()
+        if self._in_json:
+            rest = {column.name: to_json(column, values[column.name]) for column in self._in_json}
+            parts[".json"] = json.dumps(rest, sort_keys=True).encode("ascii")
+        return parts
+
+    def _further_shards(self) -> list[Path]:
+        """Shards of the same name that follow the last one and are not ours."""
+        found: list[Path] = []
+        while self._several and os.path.lexists(path := self.path % (len(self._pending) + len(found))):
+            found.append(Path(path))
+        return found
+
     def _start_shard(self) -> None:
-        name = self.path % len(self._pending) if "%" in self.path else self.path
-        self._pending.append(PendingFile(Path(name), force=self._force))
+        name = self.path % len(self._pending) if self._several else self.path
+        guard = self._pending[0] if self._pending else None
+        self._pending.append(PendingFile(Path(name), force=self._force, guard=guard))
         # PAX names hold any bytes and any length.
-        self._tar = tarfile.open(fileobj=self._pending[-1].stream, mode="w", format=tarfile.PAX_FORMAT)  # noqa: SIM115
+        self._tar = tarfile.open(  # noqa: SIM115 (closed by close)
+            fileobj=self._pending[-1].stream, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8"
+        )
         self._held = 0
+        self._stem = ""  # a sample lies in one shard
+        self._add(TAR_MEMBER, self._facts)
 
     def _add(self, name: str, data: Buffer) -> None:
         member = tarfile.TarInfo(name)
         member.size = memoryview(data).nbytes
         self._tar.addfile(member, io.BytesIO(data))
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value

@@ -1,0 +1,46 @@
+"""What a Parquet schema says of columns: types by name, and the notes of Hugging Face and of packfmt."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from packfmt.record import Column
+from packfmt.sources.facts import SCHEMA_KEY
+
+__all__ = ["NUMBERS", "class_names", "column_of", "described_features", "noted"]
+
+NUMBERS = {"int8": "|i1", "int16": "<i2", "int32": "<i4", "int64": "<i8", "uint8": "|u1", "uint16": "<u2"}
+NUMBERS |= {"uint32": "<u4", "uint64": "<u8", "halffloat": "<f2", "float": "<f4", "double": "<f8", "bool": "|b1"}
+
+
+def column_of(name: str, kind: str) -> Column | None:
+    """The column for values of a kind ("text", "bytes", a number's name, "list of <number>"); None for any other."""
+    if kind in ("text", "bytes"):
+        return Column(name, "|u1", (None,), "text" if kind == "text" else "bytes")
+    if kind.startswith("list of "):
+        return Column(name, NUMBERS[kind.removeprefix("list of ")], (None,))
+    return Column(name, NUMBERS[kind]) if kind in NUMBERS else None
+
+
+def noted(schema: Any) -> bytes | None:
+    """What packfmt noted in the schema, or None."""
+    found: bytes | None = (schema.metadata or {}).get(SCHEMA_KEY)
+    return found
+
+
+def described_features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
+    """What Hugging Face notes of the columns; empty where it is absent or damaged."""
+    try:
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return {}
+    return features if isinstance(features, dict) else {}
+
+
+def class_names(feature: Any) -> tuple[str, ...]:
+    """The names of a ``ClassLabel``; empty where the feature is none."""
+    names = feature.get("names") if isinstance(feature, dict) else None
+    if isinstance(names, dict):
+        names = [names.get(str(number)) for number in range(len(names))]
+    return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
