@@ -1,4 +1,4 @@
-"""The set-up script, with stand-ins for the programs it calls: what it does on which machine, and what it leaves alone."""
+"""The set-up script, with stand-ins for the programs that it calls: what it does on which machine."""
 
 from __future__ import annotations
 
