@@ -17,7 +17,7 @@ import numpy as np
 from packfmt.errors import SourceError
 from packfmt.record import DTYPES, OWN_COLUMNS, Column
 
-__all__ = ["MAX_FACTS", "SCHEMA_KEY", "TAR_MEMBER", "Facts", "from_json", "to_json"]
+__all__ = ["MAX_FACTS", "SCHEMA_KEY", "TAR_MEMBER", "Facts", "exact_array", "from_json", "to_json"]
 
 # WebDataset passes over members at the top whose names begin and end with two underscores.
 TAR_MEMBER = "__packfmt__"
@@ -85,6 +85,24 @@ def to_json(column: Column, value: Any) -> Any:
     return value if column.kind == "text" else np.asarray(value).tolist()
 
 
+def exact_array(column: Column, value: Any) -> np.ndarray[Any, Any]:
+    """Lists of numbers as an array that changes none of them: numpy makes floats of ints beyond 63 bits among others.
+
+    Args:
+        column: what the value belongs to.
+        value: a number, or nested lists.
+
+    Raises:
+        ValueError: the lists are ragged within.
+    """
+    array = np.asarray(value)
+    if column.dtype == "<u8" and array.dtype.kind == "f":
+        objects = np.asarray(value, object)
+        if all(type(number) is int and 0 <= number < 1 << 64 for number in objects.ravel().tolist()):
+            return objects.astype(np.uint64)
+    return array
+
+
 def from_json(column: Column, value: Any) -> Any:
     """What ``to_json`` was given.
 
@@ -98,7 +116,7 @@ def from_json(column: Column, value: Any) -> Any:
             return value
         if column.kind == "bytes":
             return base64.b64decode(value, validate=True)
-        array = np.asarray(value)
+        array = exact_array(column, value)
         if array.size == 0 and column.ragged:
             return np.empty((0, *column.row_shape), column.dtype)
         if array.dtype.kind not in ("biuf" if column.dtype[1] == "f" else "biu"):

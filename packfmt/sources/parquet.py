@@ -11,7 +11,7 @@ from packfmt.errors import SourceError
 from packfmt.images.sniff import magic
 from packfmt.record import Column, Record
 from packfmt.sources.base import BadEntry, Source
-from packfmt.sources.facts import Facts
+from packfmt.sources.facts import Facts, exact_array
 from packfmt.sources.inputs import MAX_IMAGE_BYTES, Inputs, SeenKeys, expand_inputs, free_name, short_names
 from packfmt.sources.schema import NUMBERS, class_names, column_of, described_features, noted
 
@@ -23,13 +23,14 @@ _KEY_NAMES = ("key", "path", "file_name", "filename")
 _BATCH_BYTES = 16 << 20
 _BATCH_ROWS = 1024
 _PEEKED_ROWS = 64
+_SMALLEST = 12  # bytes of a file: two magics and a size
 
 
 def recognise(path: str | os.PathLike[str]) -> str | None:
     """ "parquet" where the (first) file begins and ends as Parquet does; a folder is judged by its first such file."""
     try:
         with open(_files(path)[0], "rb") as file:
-            if file.read(4) != b"PAR1":
+            if file.read(4) != b"PAR1" or os.fstat(file.fileno()).st_size < _SMALLEST:
                 return None
             file.seek(-4, os.SEEK_END)
             return "parquet" if file.read(4) == b"PAR1" else None
@@ -118,7 +119,7 @@ class ParquetSource(Source):
             if value is None or (column.ragged and column.kind == "array" and None in value):
                 reason = f"column {name!r} is null"
                 continue
-            columns[column.name] = value
+            columns[column.name] = exact_array(column, value) if column.dtype == "<u8" and column.shape else value
         if data is None:
             path = image.get("path") if isinstance(image, dict) else None
             reason = f"has only a path ({path!r}), which is not opened" if path else "has no image"

@@ -1,0 +1,185 @@
+"""Every kind of source is told by its content, none is taken for another, and being asked executes nothing."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import kinds
+import lmdb
+import pytest
+
+import packfmt
+from packfmt.errors import FormatError, SourceError
+from packfmt.sources.pack import recognise as recognise_pack
+from packfmt.sources.registry import KINDS, open_source, recognise
+
+MODULES = sorted({kind.module for kind in KINDS.values()} - {"folder"})
+
+
+@pytest.fixture(params=kinds.MADE)
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
+    """Kind and path of one small source."""
+    kind, make = kinds.MADE[request.param]
+    return kind, make(tmp_path, kinds.IMAGES)
+
+
+def test_each_kind_is_recognised(made: tuple[str, Path]) -> None:
+    kind, path = made
+    assert recognise(path) == recognise(str(path)) == kind
+
+
+def test_a_name_means_nothing(made: tuple[str, Path], tmp_path: Path) -> None:
+    kind, path = made
+    if kind == "table" or path.name == "made.json":
+        pytest.skip("a table and a manifest are told by their suffix too")
+    other = tmp_path / "renamed.jpg"
+    if kind == "coco":
+        other = path.with_name("renamed.jpg")
+    path.rename(other)
+    assert recognise(other) == kind
+
+
+def test_none_is_taken_for_another(made: tuple[str, Path]) -> None:
+    kind, path = made
+    found = {import_module(f"packfmt.sources.{module}").recognise(path) for module in MODULES} - {None}
+    assert found <= {kind, "lmdb"} if path.name == "made-pack.lmdb" else found == ({kind} - {"folder"})
+
+
+def test_a_source_says_what_kind_it_is(made: tuple[str, Path]) -> None:
+    kind, path = made
+    with open_source(path) as source:
+        assert source.kind == source.describe()["kind"] == kind
+        assert len(list(source)) == 3
+
+
+def test_a_kind_can_be_given(tmp_path: Path) -> None:
+    path = kinds.voc(tmp_path)
+    with open_source(path / "JPEGImages", "folder") as source:
+        assert [record.key for record in source] == ["0.jpg", "1.jpg", "2.jpg"]
+
+
+@pytest.mark.parametrize("name", ["tar", "pack", "tfrecord", "parquet"])
+def test_several_paths_are_one_set(name: str, tmp_path: Path) -> None:
+    paths = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        path = kinds.MADE[name][1](tmp_path / str(number), kinds.IMAGES)
+        paths.append(path.rename(tmp_path / f"{number}{path.suffix}"))
+    assert recognise(paths) == name
+    if name != "tar":  # those two would hold the same keys
+        with open_source(paths) as source:
+            assert source.count() in (6, None)
+
+
+def test_a_pattern_of_shards(tmp_path: Path) -> None:
+    path = kinds.tar(tmp_path)
+    shutil.copy(path, tmp_path / "x-000.tar")
+    assert recognise(tmp_path / "x-{000..000}.tar") == "tar"
+    kinds.pack_in_shards(tmp_path)
+    assert recognise(tmp_path / "made-*.bin") == "pack"
+
+
+@pytest.mark.parametrize("name", ["hdf5", "zip", "lmdb", "folder", "voc"])
+def test_several_paths_of_a_kind_that_is_one_path_are_refused(name: str, tmp_path: Path) -> None:
+    path = kinds.MADE[name][1](tmp_path, kinds.IMAGES)
+    with pytest.raises(SourceError, match="not recognised as any of pack, parquet, tfrecord, tar;"):
+        recognise([path, path])
+    with pytest.raises(SourceError, match=f"a {name} source is one path"):
+        open_source([path, path], name)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no such file or folder"):
+        recognise(tmp_path / "missing")
+    with pytest.raises(FileNotFoundError, match="no such file or folder"):
+        recognise([kinds.zipped(tmp_path), tmp_path / "missing"])
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 4096, b"hello, world\n", kinds.IMAGES[0], b"{}", b"PK", b"PAR1"])
+def test_anything_else_is_refused_with_the_kinds(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(data)
+    with pytest.raises(SourceError, match=r"x\.bin: not recognised as any of pack, hdf5, .*folder; packfmt conv"):
+        recognise(tmp_path / "x.bin")
+
+
+def test_an_unknown_kind(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"unknown kind 'beton'; there are pack, hdf5"):
+        open_source(tmp_path, "beton")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_option_of_another_kind_is_refused(name: str, tmp_path: Path) -> None:
+    path = kinds.MADE[name][1](tmp_path, kinds.IMAGES)
+    with pytest.raises(SourceError, match=f"a {name} source takes no flavour; it takes "):
+        open_source(path, flavour="salt")
+
+
+def test_an_option_that_is_none_is_left_out(tmp_path: Path) -> None:
+    with open_source(kinds.zipped(tmp_path), resolution=None, layout=None) as source:
+        assert source.kind == "zip"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_kind_has_a_class_of_its_name(name: str) -> None:
+    assert KINDS[name].load().kind == name
+    assert KINDS[name].what
+
+
+# Packs
+
+
+@pytest.mark.parametrize("keep", [20, 100, -1])
+@pytest.mark.parametrize("make", [kinds.pack, kinds.pack_in_lmdb])
+def test_a_damaged_pack_is_a_pack_and_says_what_is_wrong(make: Any, keep: int, tmp_path: Path) -> None:
+    path = make(tmp_path)
+    file = path / "data.mdb" if path.is_dir() else path
+    data = file.read_bytes()
+    if path.is_dir() and keep != -1:
+        pytest.skip("what is left shows no more whose it was")
+    file.write_bytes(data[:keep] if keep != -1 else data + b"more")
+    assert recognise(path) == "pack"
+    with pytest.raises(FormatError):
+        open_source(path)
+
+
+def test_a_pack_in_lmdb_that_is_cut_is_never_read_as_a_foreign_database(tmp_path: Path) -> None:
+    path = kinds.pack_in_lmdb(tmp_path)
+    data = (path / "data.mdb").read_bytes()
+    for keep in range(4096, len(data), 4096):
+        (path / "data.mdb").write_bytes(data[:keep])
+        with pytest.raises((SourceError, FormatError)), open_source(path) as source:
+            list(source)
+
+
+def test_asking_what_a_database_is_does_not_have_lmdb_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, foreign = kinds.pack_in_lmdb(tmp_path), kinds.lmdb(tmp_path)
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise AssertionError("opened")
+
+    monkeypatch.setattr(lmdb, "open", refuse)
+    monkeypatch.setattr(lmdb, "Environment", refuse)
+    assert (recognise(own), recognise(foreign)) == ("pack", "lmdb")
+
+
+def test_a_database_of_many_records_is_followed_to_its_last_key(tmp_path: Path) -> None:
+    with packfmt.create(tmp_path / "deep.lmdb") as writer:
+        for number in range(3000):
+            writer.write(kinds.IMAGES[0][:20], f"{number}.jpg")
+    assert recognise(tmp_path / "deep.lmdb") == "pack"
+
+
+def test_any_bytes_as_a_database_end_in_an_answer(tmp_path: Path) -> None:
+    path = kinds.pack_in_lmdb(tmp_path) / "data.mdb"
+    data = path.read_bytes()
+    rng = random.Random(0)
+    for _ in range(300):
+        damaged = bytearray(data)
+        for _ in range(rng.randrange(1, 20)):
+            damaged[rng.randrange(len(data))] = rng.randrange(256)
+        path.write_bytes(damaged[: rng.choice([len(data), rng.randrange(len(data))])])
+        assert recognise_pack(path) in ("pack", None)
