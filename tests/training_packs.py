@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
 import time
@@ -19,6 +20,8 @@ from packfmt.record import Column
 CROP = packfmt.RandomResizedCrop(16)
 FLIP = packfmt.HorizontalFlip()
 NO_IMAGE = b"this is no image"
+
+multiprocessing.set_forkserver_preload(["torch", "packfmt.training.worker"])  # once for all tests, not once for each
 
 FORKS_BESIDE_THREADS = "ignore:This process .* is multi-threaded:DeprecationWarning"  # what the tests are about
 

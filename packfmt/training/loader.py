@@ -48,7 +48,7 @@ class Loader:
         collate: "stack"; "list", for images of differing sizes; "pad", one tensor as large as the largest of them.
         batch_transform: called with each batch's images and targets, and a ``numpy.random.Generator`` keyed by (seed,
             epoch, batch) if it has a third parameter without a default or named ``rng``: ``MixUp``, ``CutMix``, or
-            torchvision's. It is called in the decoding threads.
+            torchvision's. The threads that decode call it, in any order.
         workers: 0 decodes in threads of this process. 1 or more put the threads into that many child processes, for a
             loop that holds the interpreter lock.
         start_method: of child processes: "fork", "spawn", "forkserver", or None for Python's default.

@@ -1,0 +1,290 @@
+"""packfmt's datasets and samplers under torch's own DataLoader."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    WeightedRandomSampler,
+    default_collate,
+)
+from training_packs import (
+    CROP,
+    FLIP,
+    FORKS_BESIDE_THREADS,
+    Unlucky,
+    add_noise,
+    fail,
+    labels_of,
+    make_pack,
+    pixels_of,
+    process_of,
+)
+
+from packfmt import BlockBatchSampler, DecodeError, ImageDataset
+
+pytestmark = pytest.mark.filterwarnings(FORKS_BESIDE_THREADS)
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_pack(tmp_path_factory.mktemp("packs"))
+
+
+@pytest.fixture
+def ds(pack: str) -> Iterator[ImageDataset]:
+    with ImageDataset(pack, crop=CROP, flip=FLIP, threads=2) as dataset:
+        yield dataset
+
+
+class Counted(ImageDataset):
+    """Counts the batches begun."""
+
+    begun = 0
+
+    def start(self, *arguments: Any, **options: Any) -> Any:
+        self.begun += 1
+        return super().start(*arguments, **options)
+
+
+# Processes
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_give_what_the_main_process_gives(pack: str, method: str) -> None:
+    ds = ImageDataset(pack, crop=CROP, flip=FLIP, transform=add_noise, threads=2)
+    ds[[0, 1]]  # threads and file are in use before the workers start
+    alone = DataLoader(ds, batch_sampler=BlockBatchSampler(ds, 8))
+    workers = DataLoader(
+        ds,
+        batch_sampler=BlockBatchSampler(ds, 8),
+        num_workers=2 if method == "fork" else 1,
+        multiprocessing_context=method,
+        persistent_workers=True,
+        prefetch_factor=3,
+    )
+    for _ in range(2):
+        expected, found = list(alone), list(workers)
+        assert labels_of(expected) == labels_of(found)
+        assert pixels_of(expected) == pixels_of(found)
+
+
+def test_the_samplers_epoch_reaches_persistent_workers(ds: ImageDataset) -> None:
+    sampler = BlockBatchSampler(ds, 8)
+    loader = DataLoader(
+        ds, batch_sampler=sampler, num_workers=1, multiprocessing_context="fork", persistent_workers=True
+    )
+    seen = []
+    for epoch in (0, 4, 0):
+        sampler.set_epoch(epoch)
+        seen.append(pixels_of(loader))
+    ds.set_epoch(4)
+    assert seen[0] == seen[2] != seen[1]
+    assert seen[1] == pixels_of([ds[list(range(40))]])
+
+
+def test_workers_decode_and_the_main_process_does_not(pack: str) -> None:
+    ds = Counted(pack, crop=CROP, transform=process_of)
+    loader = DataLoader(ds, batch_sampler=BlockBatchSampler(ds, 8), num_workers=2, multiprocessing_context="fork")
+    processes = {int(process) for images, _ in loader for process in images}
+    assert len(processes) == 2
+    assert os.getpid() not in processes
+    assert ds.begun == 0
+
+
+def test_batches_begun_before_a_fork_are_made_anew_in_it(ds: ImageDataset) -> None:
+    sampler = BlockBatchSampler(ds, 8)
+    next(iter(DataLoader(ds, batch_sampler=sampler)))  # leaves the next two under way, in threads that a fork lacks
+    sampler.set_epoch(0)
+    assert ds._ahead._begun
+    loader = DataLoader(ds, batch_sampler=sampler, num_workers=1, multiprocessing_context="fork", timeout=20)
+    assert len(list(loader)) == 5
+
+
+def test_an_error_that_torch_carries_over_names_the_record(tmp_path: Any) -> None:
+    ds = ImageDataset(make_pack(tmp_path, 8, broken=[5]), crop=CROP)
+    try:
+        list(DataLoader(ds, batch_size=8))
+    except DecodeError:
+        carried = pickle.loads(pickle.dumps(ExceptionWrapper(where="in a worker")))  # as its workers do
+    with pytest.raises(DecodeError, match=r"pack\.bin, record 5, key '005\.jpg'"):
+        carried.reraise()
+
+
+def test_an_error_of_a_transform_is_the_users_own(pack: str) -> None:
+    with pytest.raises(Unlucky, match="out of luck"):
+        list(DataLoader(ImageDataset(pack, crop=CROP, transform=fail), batch_size=4))
+
+
+# Look-ahead
+
+
+def test_announced_batches_are_decoded_while_the_loop_works(pack: str) -> None:
+    ds = Counted(pack, crop=CROP, lookahead=2)
+    for taken, _ in enumerate(DataLoader(ds, batch_sampler=BlockBatchSampler(ds, 4)), 1):
+        assert ds.begun == min(taken + 2, 10)
+    assert ds.begun == 10  # none twice, none in vain
+
+
+def test_no_look_ahead(pack: str) -> None:
+    ds = Counted(pack, crop=CROP, lookahead=0)
+    for taken, _ in enumerate(DataLoader(ds, batch_sampler=BlockBatchSampler(ds, 4)), 1):
+        assert ds.begun == taken
+
+
+def test_shuffled_batches_hold_the_samples_that_were_asked_for(ds: ImageDataset) -> None:
+    sampler = BlockBatchSampler(ds, 6, seed=9)
+    for epoch in range(2):
+        expected = [batch.tolist() for batch in BlockBatchSampler(ds, 6, seed=9).batches(epoch)]
+        found = list(DataLoader(ds, batch_sampler=sampler))
+        assert labels_of(found) == expected
+        ds.set_epoch(epoch)
+        for images, labels in found:
+            assert torch.equal(images, ds[labels][0])
+
+
+def test_two_loaders_take_turns(ds: ImageDataset) -> None:
+    first = DataLoader(ds, batch_sampler=BlockBatchSampler(ds, 8, seed=1))
+    second = DataLoader(ds, batch_size=8)
+    expected = labels_of(DataLoader(ds, batch_sampler=BlockBatchSampler(ds, 8, seed=1)))
+    pairs = list(zip(first, second, strict=True))
+    assert labels_of(pair[0] for pair in pairs) == expected
+    assert labels_of(pair[1] for pair in pairs) == [list(range(i, i + 8)) for i in range(0, 40, 8)]
+
+
+# Collation
+
+
+def test_torchs_collation_copies_nothing(ds: ImageDataset) -> None:
+    samples = ds.__getitems__([3, 1, 2])
+    images, labels = default_collate(samples)
+    assert images.data_ptr() == samples.job.plan.out.ctypes.data
+    assert images.shape == (3, 3, 16, 16)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert labels.tolist() == [3, 1, 2]
+
+
+@pytest.mark.parametrize("output", ["tensor", "numpy"])
+@pytest.mark.parametrize("fields", ["label", "score", ["label", "key"], None, "names"])
+def test_batches_and_samples_collate_alike(pack: str, output: Any, fields: Any) -> None:
+    ds = ImageDataset(pack, crop=CROP, output=output, fields=fields)
+    indices = [2, 5, 8]  # as many boxes each
+    batch, one_by_one = default_collate(ds.__getitems__(indices)), default_collate([ds[i] for i in indices])
+    assert torch.equal(batch[0], one_by_one[0])
+    if fields == "names":  # ragged: a list, whatever the lengths in this batch
+        assert torch.equal(torch.stack(batch[1]), one_by_one[1])
+    else:
+        assert repr(batch[1]) == repr(one_by_one[1])
+        assert getattr(batch[1], "dtype", None) == getattr(one_by_one[1], "dtype", None)
+
+
+def test_a_collation_of_ones_own_gets_samples(ds: ImageDataset) -> None:
+    def collate(samples: Any) -> Any:
+        images, labels = zip(*samples, strict=True)
+        return torch.stack(images), torch.tensor(labels)
+
+    ours, theirs = (list(DataLoader(ds, batch_size=8, collate_fn=fn)) for fn in (None, collate))
+    assert pixels_of(ours) == pixels_of(theirs)
+
+
+def test_without_batches(ds: ImageDataset) -> None:
+    image, label = next(iter(DataLoader(ds, batch_size=None)))
+    assert image.shape == (3, 16, 16)
+    assert label == 0
+    batches = DataLoader(ds, batch_size=None, sampler=BlockBatchSampler(ds, 8, shuffle=False))
+    assert labels_of(batches)[1] == list(range(8, 16))
+
+
+def test_a_transform_that_makes_floats(pack: str) -> None:
+    ds = ImageDataset(pack, crop=CROP, transform=lambda image: image.float().div(255).sub(0.5))
+    images, _ = next(iter(DataLoader(ds, batch_size=4)))
+    assert images.shape == (4, 3, 16, 16)
+    assert images.dtype == torch.float32
+
+
+def test_pil_images_go_through_a_transform(pack: str) -> None:
+    ds = ImageDataset(pack, output="pil", transform=lambda image: torch.from_numpy(np.array(image.resize((8, 8)))))
+    images, _ = next(iter(DataLoader(ds, batch_size=4)))
+    assert images.shape == (4, 8, 8, 3)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")
+@pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")  # torch's
+def test_pinning_without_cuda(ds: ImageDataset) -> None:
+    assert len(list(DataLoader(ds, batch_size=8, pin_memory=True))) == 5
+
+
+# Samplers and wrappers of torch
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["sequential", "random", "weighted", "distributed", "batched"])
+def test_torchs_samplers(ds: ImageDataset, kind: str, workers: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    samplers: dict[str, Any] = {
+        "sequential": lambda: SequentialSampler(ds),
+        "random": lambda: RandomSampler(ds, generator=generator),
+        "weighted": lambda: WeightedRandomSampler(torch.arange(40.0), 24, generator=generator),
+        "distributed": lambda: DistributedSampler(ds, 2, 1, shuffle=True),
+        "batched": lambda: BatchSampler(SequentialSampler(ds), 7, drop_last=True),
+    }
+    options: dict[str, Any] = {"num_workers": workers}
+    if workers:
+        options["multiprocessing_context"] = "fork"
+    if kind == "batched":
+        loader = DataLoader(ds, batch_sampler=samplers[kind](), **options)
+    else:
+        loader = DataLoader(ds, sampler=samplers[kind](), batch_size=7, **options)
+    found = list(loader)
+    count = {"weighted": 24, "distributed": 20, "batched": 35}.get(kind, 40)
+    assert sum(len(labels) for _, labels in found) == count
+    for images, labels in found:
+        assert torch.equal(images, ds[labels][0])
+
+
+def test_both_ways_through_a_subset_are_equal(ds: ImageDataset) -> None:
+    class OneByOne(Subset[Any]):
+        """A subset as it was before torch gave it ``__getitems__``."""
+
+        __getitems__ = None  # type: ignore[assignment]
+
+    for indices in ([5, 30, -1], torch.tensor([5, 30, -1]), np.array([5, 30, -1])):
+        at_once, one_by_one = (list(DataLoader(kind(ds, indices), batch_size=2)) for kind in (Subset, OneByOne))
+        assert labels_of(at_once) == labels_of(one_by_one) == [[5, 30], [39]]
+        assert pixels_of(at_once) == pixels_of(one_by_one)
+
+
+def test_concatenated_datasets(ds: ImageDataset, tmp_path: Any) -> None:
+    both = ConcatDataset([ds, ImageDataset(make_pack(tmp_path, 8), crop=CROP)])
+    found = labels_of(DataLoader(both, batch_size=16))
+    assert found == [list(range(16)), list(range(16, 32)), [*range(32, 40), *range(8)]]
+
+
+def test_a_dataset_around_it_knows_the_epoch(ds: ImageDataset) -> None:
+    class Around(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return len(ds)
+
+        def __getitem__(self, index: int) -> Any:
+            image, label = ds[index]
+            return {"image": image, "label": label}
+
+    sampler = BlockBatchSampler(ds, 8)
+    sampler.set_epoch(3)
+    found = [(batch["image"], batch["label"]) for batch in DataLoader(Around(), batch_sampler=sampler)]
+    ds.set_epoch(3)
+    assert pixels_of(found) == pixels_of([ds[list(range(40))]])
