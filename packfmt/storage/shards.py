@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import glob
 import os
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -165,41 +165,50 @@ class _OpenShards:
     """The shards of a pack, each opened when it is first needed.
 
     An evicted reader is not closed but dropped: another thread may be reading from it. No lock, so that a fork at any
-    time is harmless: in a race a shard is opened twice, and one of the two dropped.
+    time is harmless: every step is one operation on a plain dict (an OrderedDict breaks when dropping a reader lets
+    another thread in), and in a race a shard is at worst opened twice.
     """
 
     def __init__(self, path: str, paths: Sequence[str], ids: Sequence[str], io: IO, verify: bool) -> None:
         self.paths = tuple(paths)
+        self._absolute = [os.path.abspath(shard) for shard in paths]  # they are opened when the folder may have changed
         self._path = path
         self._ids = tuple(ids)
         self._io: IO = io
         self._verify = verify
-        self._open: OrderedDict[int, MappedReader] = OrderedDict()
+        self._open: dict[int, MappedReader] = {}
+        self._used: dict[int, int] = {}
+        self._clock = count()
         self._max_open = max_open()
         self._closed = False
 
     def reader(self, shard: int) -> MappedReader:
         """The reader of one shard; the one that was used longest ago makes room for it."""
         self.refuse_closed()
+        self._used[shard] = next(self._clock)
         reader = self._open.get(shard)
         if reader is None:
-            reader = MappedReader(self.paths[shard], io=self._io, verify=self._verify, content_id=self._ids[shard])
+            reader = MappedReader(self._absolute[shard], io=self._io, verify=self._verify, content_id=self._ids[shard])
             self._open[shard] = reader
-            while len(self._open) > self._max_open:
-                self._open.popitem(last=False)
+            self._make_room()
             if self._closed:  # by another thread, meanwhile
                 self.close()
-        else:
-            with suppress(KeyError):  # evicted by another thread, meanwhile
-                self._open.move_to_end(shard)
         return reader
 
     def close(self) -> None:
         """Release all files."""
         self._closed = True
-        while self._open:
-            with suppress(KeyError):  # taken by another thread
-                self._open.popitem()[1].close()
+        for shard in list(self._open):
+            reader = self._open.pop(shard, None)
+            if reader is not None:
+                reader.close()
+
+    def _make_room(self) -> None:
+        shards = list(self._open)
+        if len(shards) > self._max_open:
+            shards.sort(key=lambda shard: self._used[shard])
+            for shard in shards[: -self._max_open]:
+                self._open.pop(shard, None)
 
     def refuse_closed(self) -> None:
         """Raise ValueError once closed."""

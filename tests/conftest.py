@@ -1,0 +1,62 @@
+"""Fixtures that several tests share. Being here, it also puts this folder on the path: ``import images`` works below."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from images import jpeg, png
+
+pytest.register_assert_rewrite("contracts.reader")
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The folder of real images that PACKFMT_TEST_DATA names."""
+    folder = os.environ.get("PACKFMT_TEST_DATA")
+    if not folder:
+        pytest.skip("PACKFMT_TEST_DATA is not set: no real images")
+    return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def pictures() -> list[bytes]:
+    """Six small JPEGs, each different."""
+    return [jpeg(20 + i, 24, seed=i) for i in range(6)]
+
+
+@pytest.fixture
+def plant(tmp_path: Path) -> Callable[[Mapping[str | bytes, bytes]], Path]:
+    """A function that makes a folder of these files (path to content; a path that ends in "/" is an empty folder)."""
+
+    def make(files: Mapping[str | bytes, bytes]) -> Path:
+        root = tmp_path / "images"
+        root.mkdir(exist_ok=True)
+        for name, content in files.items():
+            path = Path(os.fsdecode(os.path.join(os.fsencode(root), os.fsencode(name))))
+            if os.fsencode(name).endswith(b"/"):
+                path.mkdir(parents=True)
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+        return root
+
+    return make
+
+
+@pytest.fixture
+def tree(plant: Callable[[Mapping[str, bytes]], Path], pictures: list[bytes]) -> Path:
+    """Two classes of two images each, one of them a PNG named .jpg; ``expected_tree`` is what a pack of it holds."""
+    return plant(tree_files(pictures))
+
+
+@pytest.fixture
+def expected_tree(pictures: list[bytes]) -> dict[str, bytes]:
+    """Key to content of ``tree``, in order."""
+    return dict(sorted(tree_files(pictures).items()))
+
+
+def tree_files(pictures: list[bytes]) -> dict[str, bytes]:
+    return {"dog/1.jpg": pictures[0], "dog/2.JPEG": pictures[1], "cat/a b.jpg": png(), "cat/0.jpg": pictures[2]}

@@ -1,0 +1,55 @@
+"""The reader contract for shard files: mapped, read with pread, and several opened as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from contracts.reader import ReaderContract, some_records
+
+from packfmt import storage
+from packfmt.record import Record
+
+
+def write(path: Path, records: Sequence[Record], **options: Any) -> str:
+    with storage.create(path, **options) as writer:
+        for record in records:
+            writer.write(record.data, record.key, **record.columns)
+    return writer.path
+
+
+class TestMapped(ReaderContract):
+    open_options: ClassVar[dict[str, Any]] = {"io": "mmap"}
+
+    def make(self, tmp_path: Path, records: Sequence[Record], **options: Any) -> str:
+        return write(tmp_path / "out.bin", records, **options)
+
+
+class TestPread(TestMapped):
+    open_options: ClassVar[dict[str, Any]] = {"io": "pread"}
+
+
+class TestSharded(ReaderContract):
+    mapped_columns = False
+
+    def make(self, tmp_path: Path, records: Sequence[Record], **options: Any) -> str:
+        return write(tmp_path / "out.json", records, shard_size=9000, **options)
+
+    def test_it_is_several_shards(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, some_records(30)) as reader:
+            assert len(reader.files) > 3
+
+
+class TestFewShardsOpen(TestSharded):
+    """As above, where most reads must open a shard again."""
+
+    @pytest.fixture(autouse=True)
+    def few(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("packfmt.storage.shards.max_open", lambda: 2)
+
+
+class TestGlob(TestSharded):
+    def open(self, path: str, **options: Any) -> storage.Reader:
+        return super().open(path.replace(".json", "-*.bin"), **options)
