@@ -1,4 +1,4 @@
-"""Fixtures that several tests share. Being here, it also puts this folder on the path: ``import images`` works below."""
+"""Fixtures that several tests share. Being here, it also puts this folder on the path: ``import images`` works."""
 
 from __future__ import annotations
 

@@ -61,9 +61,10 @@ COLUMNS = [
 
 
 def some_records(count: int, seed: int = 0) -> list[Record]:
-    """Records of 0 to 3,000 bytes, all different."""
+    """Records of up to 3,000 bytes, all different."""
     rng = random.Random(seed)
-    return [Record(b"%d" % i + rng.randbytes(rng.randrange(3000)), f"k/{i:05d}.jpg", {"label": i}) for i in range(count)]
+    datas = (b"%d" % i + rng.randbytes(rng.randrange(3000)) for i in range(count))
+    return [Record(data, f"k/{i:05d}.jpg", {"label": i}) for i, data in enumerate(datas)]
 
 
 def rich_records() -> list[Record]:
