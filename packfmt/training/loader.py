@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from packfmt.errors import CorruptError
 from packfmt.sampling import BatchSampler, BlockBatchSampler
 from packfmt.training.collate import Collate
 from packfmt.training.dataset import ImageDataset
@@ -146,7 +147,7 @@ class Loader:
 
     def stats(self) -> LoaderStats:
         """Where the time went, since the loader was made or ``reset_stats`` was called."""
-        return self._stats.snapshot(self.dataset.reader.key)
+        return self._stats.snapshot(self._key)
 
     def reset_stats(self) -> None:
         """Start counting anew."""
@@ -188,6 +189,12 @@ class Loader:
                     raise RuntimeError("this iteration began in another process, before a fork; begin one of its own")
         if self._run is run:
             self._move(epoch + 1, 0)
+
+    def _key(self, index: int) -> str:
+        try:
+            return self.dataset.reader.key(index)
+        except (CorruptError, ValueError):  # damaged, or closed meanwhile: statistics go without it
+            return f"record {index}"
 
     def _awaited(self, batches: Iterator[Numbered]) -> Numbered | None:
         """The next batch, counting the time until it is here as waited, but for its transfer."""
