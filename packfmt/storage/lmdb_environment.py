@@ -110,7 +110,8 @@ def explain(error: lmdb.Error, path: str, doing: str) -> OSError | CorruptError:
 
 
 class Environment:
-    """An open environment. Thread-safe. Closed when the last reference goes, so never under a thread that reads.
+    """An open environment. Thread-safe. Closed when the last reference goes, so never under a thread that reads: not
+    even in a forked child, where LMDB would wait for ever for the threads that read in the parent.
 
     Opened without locks: what packfmt publishes is never changed in place, so there is no writer to be kept from
     anything. Without locks nothing in it belongs to a process, and a forked child goes on with what it inherited.
@@ -170,10 +171,6 @@ class Environment:
                 yield bytes(cursor.key()), self._place(cursor.key(), whole)
                 found = cursor.next()
 
-    def keep_forever(self) -> None:
-        """Never close the environment in this process."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._environment))
-
     def _whole(self) -> memoryview:
         return self.bytes.section(0, self.bytes.size)
 
@@ -224,7 +221,6 @@ class Environment:
 
 _lock = threading.Lock()
 _open: weakref.WeakValueDictionary[tuple[int, int], Environment] = weakref.WeakValueDictionary()
-_inherited: list[Environment] = []
 
 
 def open_environment(path: str) -> Environment:
@@ -255,6 +251,7 @@ def open_environment(path: str) -> Environment:
             if _identity(path) == identity:  # nobody replaced the file between our look and LMDB's
                 _open[identity] = environment
                 return environment
+            del environment
 
 
 def _identity(path: str) -> tuple[int, int]:
@@ -262,17 +259,11 @@ def _identity(path: str) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _keep_inherited() -> None:
-    """In a forked child: keep what was open.
-
-    Closing it waits for all threads that read at the moment of the fork, and those do not exist here.
-    """
+def _renew_lock() -> None:
+    """In a forked child: no thread is there any more that could release the lock."""
     global _lock
     _lock = threading.Lock()
-    for environment in tuple(_open.values()):
-        environment.keep_forever()
-        _inherited.append(environment)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_keep_inherited)
+    os.register_at_fork(after_in_child=_renew_lock)
