@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import random
 import warnings
@@ -425,6 +426,20 @@ def test_a_pickled_dataset_is_small_and_gives_the_same(tmp_path: Path) -> None:
     copy = pickle.loads(data)
     assert (copy.epoch, copy.threads) == (5, 2)
     assert torch.equal(copy[[3, 200]][0], expected)
+
+
+def test_opening_makes_no_object_per_record(tmp_path: Path) -> None:
+    def objects(count: int) -> int:
+        path = make_pack(tmp_path, count, same_size=True, name=f"{count}.bin")
+        gc.collect()
+        before = len(gc.get_objects())
+        ds = ImageDataset(path, crop=CROP)
+        ds[[0, 1]], ds.labels
+        gc.collect()
+        return len(gc.get_objects()) - before
+
+    objects(2)  # what is made once per process
+    assert abs(objects(400) - objects(4)) < 100
 
 
 def test_a_subclass_that_overrides_getitem_is_heard(pack: str) -> None:

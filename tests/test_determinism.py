@@ -22,6 +22,11 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_pack(tmp_path_factory.mktemp("packs"), 36)
 
 
+@pytest.fixture(scope="module")
+def lmdb_pack(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_pack(tmp_path_factory.mktemp("packs"), 36, name="pack.lmdb")
+
+
 def dataset(pack: str, **options: Any) -> ImageDataset:
     return ImageDataset(pack, **{"crop": CROP, "flip": FLIP, "transform": add_noise, "seed": SEED, **options})
 
@@ -69,9 +74,9 @@ def through_resumed(pack: str) -> Any:
     return seen + list(second)
 
 
-def through_dataloader(**options: Any) -> Callable[[str], Any]:
+def through_dataloader(io: Any = "auto", **options: Any) -> Callable[[str], Any]:
     def run(pack: str) -> Any:
-        ds = dataset(pack)
+        ds = dataset(pack, io=io)
         sampler = BlockBatchSampler(ds, BATCH)
         sampler.set_epoch(EPOCH)
         return list(DataLoader(ds, batch_sampler=sampler, **options))
@@ -90,12 +95,18 @@ WAYS = {
     "resumed": through_resumed,
     "dataloader": through_dataloader(),
     "dataloader workers": through_dataloader(num_workers=2, multiprocessing_context="fork"),
+    "pread in workers": through_dataloader(io="pread", num_workers=2, multiprocessing_context="fork"),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_pixels(pack: str, expected: dict[int, bytes], way: str) -> None:
     assert pixels_of(WAYS[way](pack)) == expected
+
+
+@pytest.mark.parametrize("way", ["batches", "three threads", "three workers", "dataloader workers"])
+def test_pixels_from_lmdb(lmdb_pack: str, expected: dict[int, bytes], way: str) -> None:
+    assert pixels_of(WAYS[way](lmdb_pack)) == expected
 
 
 def test_seed_and_epoch_matter(pack: str, expected: dict[int, bytes]) -> None:

@@ -346,6 +346,12 @@ def test_a_rank_does_not_pass_over_batches(bad_pack: str) -> None:
         list(loader)
 
 
+def test_an_epoch_of_nothing_but_errors_is_an_error(tmp_path: Any) -> None:
+    ds = ImageDataset(make_pack(tmp_path, 6, broken=range(6)), crop=CROP, on_error="skip")
+    with pytest.raises(DecodeError, match=r"000\.jpg"):
+        list(Loader(ds, 2, shuffle=False))
+
+
 def test_a_batch_transform_never_sees_an_empty_batch(bad_pack: str) -> None:
     ds = ImageDataset(bad_pack, crop=CROP, on_error="skip")
     assert len(list(Loader(ds, 4, shuffle=False, batch_transform=packfmt.MixUp(num_classes=22)))) == 5

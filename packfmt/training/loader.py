@@ -37,7 +37,7 @@ class Loader:
     died. The next ``iter`` is the next epoch all the same, with new processes where old ones died;
     ``load_state_dict(state_dict())`` before it goes on behind the last batch that was handed out. With
     ``on_error="skip"`` a batch without a single good record is passed over, but raises its first error where there are
-    several ranks: the others would wait for this one for ever.
+    several ranks: the others would wait for this one for ever. So does an epoch without a single good record.
 
     Iterate it in one thread. ``close`` ends its processes; the dataset's threads end with the dataset.
 
@@ -173,7 +173,7 @@ class Loader:
         run = self._run = object()
         epoch, pid = self._epoch, os.getpid()
         self.dataset.set_epoch(epoch)
-        usable = self._usable(self._made(epoch, self._position))
+        usable = self._usable(self._made(epoch, self._position), whole_epoch=not self._position)
         with closing(usable if self._device is None else self._moved(usable, self._device)) as batches:
             while True:
                 numbered = self._awaited(batches)
@@ -242,14 +242,20 @@ class Loader:
             raise made.failures[0]
         return made
 
-    def _usable(self, batches: Iterator[tuple[int, Made]]) -> Generator[Numbered, None, None]:
+    def _usable(self, batches: Iterator[tuple[int, Made]], whole_epoch: bool) -> Generator[Numbered, None, None]:
         """Those that have samples, pinned if that is wanted."""
+        error = None
         for done, made in batches:
-            if made.samples:
-                began = time.perf_counter()
-                batch = map_tensors(made.batch, torch.Tensor.pin_memory) if self._pin else made.batch
-                self._stats.add("transfer", time.perf_counter() - began)
-                yield done, batch
+            if not made.samples:
+                error = error or made.failures[0]
+                continue
+            whole_epoch = False
+            began = time.perf_counter()
+            batch = map_tensors(made.batch, torch.Tensor.pin_memory) if self._pin else made.batch
+            self._stats.add("transfer", time.perf_counter() - began)
+            yield done, batch
+        if whole_epoch and error is not None:
+            raise error  # not one good record: no few to be skipped, and a loop over nothing would go unnoticed
 
     def _moved(self, batches: Iterator[Numbered], device: torch.device) -> Generator[Numbered, None, None]:
         """Batches on the device; the copy of the next one has begun before one is used."""
