@@ -175,7 +175,8 @@ class _Counts:
             self._labels[int(label)] += 1
         elif "labels" in columns:
             self._labels.update(np.asarray(columns["labels"]).ravel().tolist())
-        self.boxes += len(columns.get("boxes", ()))
+        boxes = columns.get("boxes", ())
+        self.boxes += len(boxes) if np.ndim(boxes) else 0
 
     def fill(self, report: PackReport, classes: Sequence[str]) -> None:
         report.records, report.bytes, report.rotated, report.cmyk = self.records, self.bytes, self.rotated, self.cmyk

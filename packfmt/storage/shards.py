@@ -94,9 +94,11 @@ class ShardedReader(Reader):
 
     def read(self, indices: Indices) -> list[memoryview]:
         views: list[memoryview] = [memoryview(b"")] * len(indices)
-        for shard, places, local in self._split(indices):
+        parts = list(self._split(indices))
+        copy = self.io == "mmap" and len(parts) > self._shards.max_open  # views keep their shards open
+        for shard, places, local in parts:
             for place, view in zip(places.tolist(), self._shards.reader(shard).read(local), strict=True):
-                views[place] = view
+                views[place] = memoryview(bytes(view)) if copy else view
         return views
 
     def lengths(self, indices: Indices) -> npt.NDArray[np.uint64]:
@@ -179,7 +181,7 @@ class _OpenShards:
         self._open: dict[int, MappedReader] = {}
         self._used: dict[int, int] = {}
         self._clock = count()
-        self._max_open = max_open()
+        self.max_open = max_open()
         self._closed = False
 
     def reader(self, shard: int) -> MappedReader:
@@ -205,9 +207,9 @@ class _OpenShards:
 
     def _make_room(self) -> None:
         shards = list(self._open)
-        if len(shards) > self._max_open:
+        if len(shards) > self.max_open:
             shards.sort(key=lambda shard: self._used[shard])
-            for shard in shards[: -self._max_open]:
+            for shard in shards[: -self.max_open]:
                 self._open.pop(shard, None)
 
     def refuse_closed(self) -> None:
@@ -220,7 +222,10 @@ def _load_column(shards: _OpenShards, starts: npt.NDArray[np.int64], ragged: set
     """Numbers are copied into one array; values of differing length are fetched from their shard when asked for."""
     if name in ragged:
         return JoinedColumn(lambda shard: shards.reader(shard).columns[name], starts)
-    joined = np.concatenate([shards.reader(shard).columns[name] for shard in range(len(shards.paths))])
+    first = shards.reader(0).columns[name]
+    joined = np.empty((starts[-1], *first.shape[1:]), first.dtype)
+    for shard, start in enumerate(starts[:-1].tolist()):  # one by one: a column in hand keeps its shard open
+        joined[start : starts[shard + 1]] = shards.reader(shard).columns[name]
     joined.setflags(write=False)  # as a column that lies over its file
     return joined
 

@@ -1,0 +1,704 @@
+"""Writing packs: what is refused, what stays as it was, and how little memory and how few descriptors it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import os
+import resource
+import struct
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from contracts.reader import COLUMNS, rich_records, some_records
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packfmt import format as layout
+from packfmt import storage
+from packfmt.errors import FormatError
+from packfmt.format import Directory, Layout, Section, Trailer
+from packfmt.record import IMAGE_COLUMNS, KEY, Column, Record
+from packfmt.storage.keys import same_keys
+from packfmt.storage.spool import ColumnSpool, Spool
+
+ZEROS = dict.fromkeys((column.name for column in IMAGE_COLUMNS), 0)  # given, so that nothing is sniffed
+
+
+def write(path: Path, records: Iterable[Record], **options: Any) -> Path:
+    with storage.create(path, **options) as writer:
+        for record in records:
+            writer.write(record.data, record.key, **record.columns)
+    return Path(writer.path)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture(params=[None, 1000], ids=["one file", "shards"])
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {"shard_size": request.param}
+
+
+# ---- what a writer refuses
+
+
+@pytest.mark.parametrize("key", ["", b"a", None, 3])
+def test_a_key_must_be_a_non_empty_str(tmp_path: Path, options: dict[str, Any], key: Any) -> None:
+    with storage.create(tmp_path / "out", **options) as writer, pytest.raises(ValueError, match="non-empty str"):
+        writer.write(b"x", key)
+
+
+def test_a_key_must_be_unicode(tmp_path: Path) -> None:
+    with storage.create(tmp_path / "out") as writer, pytest.raises(ValueError, match="is no text"):
+        writer.write(b"x", "\ud800")
+
+
+@pytest.mark.parametrize("between", [0, 30])
+def test_two_records_with_one_key_are_refused(tmp_path: Path, options: dict[str, Any], between: int) -> None:
+    records = some_records(between + 1)
+    twice = Record(b"other", records[0].key, {"label": 0})
+    with pytest.raises(ValueError, match=rf"records 0 and {between + 1} have the same key 'k/00000.jpg'"):
+        write(tmp_path / "out", [*records, twice], **options)
+    assert names(tmp_path) == []
+
+
+def test_equal_hashes_alone_make_no_duplicate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packfmt.storage.keys.hash_key", len)
+    keys = [b"aa", b"bb", b"c", b"bb"]
+    assert list(same_keys({2}, keys)) == [(1, 3, b"bb")]
+
+
+@pytest.mark.parametrize("data", ["text", None, 3, [1]])
+def test_data_must_be_bytes(tmp_path: Path, data: Any) -> None:
+    with storage.create(tmp_path / "out") as writer, pytest.raises(TypeError):
+        writer.write(data, "a")
+
+
+@pytest.mark.parametrize("data", [b"abc", bytearray(b"abc"), memoryview(b"abc"), memoryview(np.array([1, 2], "<u4"))])
+def test_any_buffer_is_stored(tmp_path: Path, data: Any) -> None:
+    path = write(tmp_path / "out", [Record(data, "a"), Record(b"z", "b")])
+    with storage.open(path, check="full") as reader:
+        assert [bytes(r.data) for r in reader] == [bytes(data), b"z"]
+
+
+def test_a_buffer_with_gaps_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
+    with storage.create(tmp_path / "out") as writer:
+        writer.write(b"a", "a")
+        with pytest.raises((BufferError, TypeError, ValueError)):
+            writer.write(memoryview(b"abcdef")[::2], "b", **ZEROS)
+        writer.write(b"c", "c")
+    with storage.open(tmp_path / "out", check="full") as reader:
+        assert [bytes(r.data) for r in reader] == [b"a", b"c"]
+
+
+@pytest.mark.parametrize("columns", [{}, {"label": 1, "extra": 2}, {"extra": 2}])
+def test_columns_must_be_the_same_for_all_records(tmp_path: Path, columns: dict[str, int]) -> None:
+    with storage.create(tmp_path / "out") as writer:
+        writer.write(b"a", "a", label=0)
+        with pytest.raises(ValueError, match=r"record 1 \('b'\) lacks columns .* and has unknown columns"):
+            writer.write(b"b", "b", **columns)
+
+
+def test_a_declared_column_must_be_given(tmp_path: Path) -> None:
+    with storage.create(tmp_path / "out", columns=[Column("label")]) as writer:
+        with pytest.raises(ValueError, match=r"lacks columns \['label'\]"):
+            writer.write(b"a", "a")
+        writer.write(b"a", "a", label=1)
+
+
+BAD_VALUES = [
+    ("<u1", (), -1),
+    ("<u1", (), 256),
+    ("<u1", (), 1.0),
+    ("<u1", (), "1"),
+    ("<u1", (), None),
+    ("<u1", (), [1]),
+    ("<i8", (), 2**63),
+    ("<f2", (), 1e6),
+    ("<f4", (), 1e39),
+    ("<f4", (), "nan"),
+    ("|b1", (), 2),
+    ("|b1", (), "no"),
+    ("|b1", (), None),
+    ("<f4", (3,), [1.0, 2.0]),
+    ("<f4", (3,), [[1.0, 2.0, 3.0]]),
+    ("<f4", (3,), [1e39, 0, 0]),
+    ("<u2", (2,), [1, 65536]),
+    ("<u2", (2,), [1, -1]),
+    ("<u2", (2,), [1.0, 2.0]),
+    ("<u2", (2,), ["a", "b"]),
+    ("<u2", (2,), [1, None]),
+    ("|b1", (2,), [0, 2]),
+    ("<f4", (None, 4), [[1, 2, 3]]),
+    ("<f4", (None, 4), [1, 2, 3, 4]),
+    ("<f4", (None, 4), [[1, 2, 3, 4], [1]]),
+    ("<i8", (2,), np.array([2**63, 0], "<u8")),
+]
+
+
+@pytest.mark.parametrize(("dtype", "shape", "value"), BAD_VALUES)
+def test_a_value_that_does_not_fit_is_refused_and_leaves_no_trace(
+    tmp_path: Path, dtype: str, shape: tuple[int | None, ...], value: Any
+) -> None:
+    good = np.zeros([size or 0 for size in shape], dtype)
+    with storage.create(tmp_path / "out", columns=[Column("c", dtype, shape)]) as writer:
+        writer.write(b"a", "a", c=good if shape else good.item())
+        with pytest.raises(ValueError, match="column 'c'"):
+            writer.write(b"b", "b", c=value)
+        writer.write(b"c", "c", c=good if shape else good.item())
+    with storage.open(tmp_path / "out", check="full") as reader:
+        assert [r.key for r in reader] == ["a", "c"]
+
+
+@pytest.mark.parametrize(("kind", "value"), [("text", b"a"), ("text", 1), ("bytes", "a"), ("bytes", 3), ("text", None)])
+def test_a_value_of_another_kind_is_refused(tmp_path: Path, kind: Any, value: Any) -> None:
+    column = Column("c", "|u1", (None,), kind)
+    with (
+        storage.create(tmp_path / "out", columns=[column]) as writer,
+        pytest.raises(ValueError, match=rf"column 'c': .* is no {kind}"),
+    ):
+        writer.write(b"a", "a", c=value)
+
+
+@pytest.mark.parametrize("value", [None, object(), 1j, {"a": 1}, [["a"]], np.array(["a"]), 2**70])
+def test_no_column_is_inferred_from_what_none_can_hold(tmp_path: Path, value: Any) -> None:
+    with storage.create(tmp_path / "out") as writer, pytest.raises(TypeError, match="column 'c'"):
+        writer.write(b"a", "a", c=value)
+
+
+def test_a_refused_first_record_does_not_decide_the_columns(tmp_path: Path) -> None:
+    with storage.create(tmp_path / "out", columns=[Column("small", "|u1")]) as writer:
+        with pytest.raises(ValueError, match="column 'small'"):
+            writer.write(b"a", "a", small=256, label="cat")
+        writer.write(b"a", "a", small=255, label=1)
+    with storage.open(tmp_path / "out") as reader:
+        assert reader.columns["label"].tolist() == [1]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -0.0, 5e-324])
+def test_odd_floats_come_back_bit_for_bit(tmp_path: Path, value: float) -> None:
+    path = write(tmp_path / "out", [Record(b"a", "a", {"c": value})])
+    with storage.open(path) as reader:
+        assert struct.pack("<d", reader.columns["c"][0]) == struct.pack("<d", value)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        [Column("a"), Column("a", "<f4")],
+        [Column(KEY)],
+        [Column("width")],
+    ],
+)
+def test_a_column_declared_twice_or_otherwise_is_refused(tmp_path: Path, columns: list[Column]) -> None:
+    with pytest.raises(ValueError, match="declared twice, or is packfmt's own"):
+        storage.create(tmp_path / "out", columns=columns)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"a": math.nan},
+        {"a": [math.inf]},
+        {"a": b"bytes"},
+        {"a": {1, 2}},
+        {"a": np.int64(1)},
+        {1: "a"},
+        {"a": [{2: "b", "2": "c"}]},
+        {None: 1},
+        {"a": 10**5000},
+    ],
+)
+def test_metadata_that_would_not_come_back_is_refused_at_once(tmp_path: Path, metadata: dict[Any, Any]) -> None:
+    with pytest.raises(ValueError, match=r"metadata|JSON|digit"):
+        storage.create(tmp_path / "out", metadata=metadata)
+    assert names(tmp_path) == []
+
+
+def test_metadata_nested_without_end_is_refused(tmp_path: Path) -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(500):
+        nested = {"a": nested}
+    with pytest.raises(ValueError, match="nested more than 100 deep"):
+        storage.create(tmp_path / "out", metadata=nested)
+
+
+def test_metadata_is_taken_as_it_was(tmp_path: Path) -> None:
+    metadata = {"list": [1]}
+    with storage.create(tmp_path / "out", metadata=metadata) as writer:
+        metadata["list"].append(math.nan)
+        writer.write(b"a", "a")
+    with storage.open(tmp_path / "out") as reader:
+        assert reader.metadata == {"list": [1]}
+
+
+@pytest.mark.parametrize("classes", ["cat", [1, 2], [b"cat"], [None]])
+def test_classes_must_be_a_list_of_str(tmp_path: Path, classes: Any) -> None:
+    with pytest.raises(ValueError, match="list of str"):
+        storage.create(tmp_path / "out", classes=classes)
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_shard_size_must_be_positive(tmp_path: Path, size: int) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        storage.create(tmp_path / "out", shard_size=size)
+
+
+def test_a_single_file_must_not_look_like_a_manifest(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="name of a manifest"):
+        storage.create(tmp_path / "out.json")
+
+
+# ---- targets
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_missing_folder_is_named(tmp_path: Path, options: dict[str, Any], force: bool) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no such folder to write to: '.*/none'"):
+        storage.create(tmp_path / "none" / "out", force=force, **options)
+
+
+def test_a_folder_in_place_of_the_target_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(IsADirectoryError, match="is a folder; name a file"):
+        storage.create(tmp_path / "out", force=True)
+
+
+def test_an_existing_target_is_refused_at_once(tmp_path: Path, options: dict[str, Any]) -> None:
+    path = write(tmp_path / "out", some_records(3), **options)
+    before = path.read_bytes()
+    with pytest.raises(FileExistsError, match=r"exists; choose another name or force overwriting \(--force\)"):
+        storage.create(tmp_path / "out", **options)
+    assert path.read_bytes() == before
+
+
+def test_a_dangling_link_counts_as_a_target(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileExistsError):
+        storage.create(tmp_path / "out")
+
+
+def test_force_replaces(tmp_path: Path, options: dict[str, Any]) -> None:
+    write(tmp_path / "out", some_records(3, seed=1), **options)
+    path = write(tmp_path / "out", some_records(30, seed=2), force=True, **options)
+    with storage.open(path, check="full") as reader:
+        assert len(reader) == 30
+
+
+def test_replacing_a_pack_removes_the_shards_it_has_no_more(tmp_path: Path) -> None:
+    write(tmp_path / "out", some_records(30), shard_size=1000)
+    (tmp_path / "out-99999.bin").write_bytes(b"not of this pack")
+    path = write(tmp_path / "out", some_records(2), shard_size=100_000, force=True)
+    assert names(tmp_path) == ["out-00000.bin", "out-99999.bin", "out.json"]
+    with storage.open(path) as reader:
+        assert len(reader) == 2
+
+
+@pytest.mark.parametrize("name", ["out", "out.bin", "out.json"])
+def test_the_names_of_shards(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, some_records(9), shard_size=4000)
+    assert path == tmp_path / "out.json"
+    assert names(tmp_path)[0] == "out-00000.bin"
+
+
+def test_shards_hold_at_most_the_asked_bytes_or_one_record(tmp_path: Path) -> None:
+    sizes = [10, 10, 10, 50, 10, 31, 10, 0, 0]
+    path = write(tmp_path / "out", [Record(bytes(n), str(i)) for i, n in enumerate(sizes)], shard_size=30)
+    counts = []
+    for shard in sorted(tmp_path.glob("out-*.bin")):
+        with storage.open(shard) as reader:
+            counts.append(reader.lengths(range(len(reader))).tolist())
+    assert counts == [[10, 10, 10], [50], [10], [31], [10, 0, 0]]
+    with storage.open(path) as reader:
+        assert reader.lengths(range(9)).tolist() == sizes
+
+
+def test_a_refused_record_that_began_a_shard_leaves_no_empty_shard(tmp_path: Path) -> None:
+    with storage.create(tmp_path / "out", shard_size=10) as writer:
+        writer.write(bytes(10), "a", label=1)
+        with pytest.raises(ValueError, match="lacks columns"):
+            writer.write(bytes(10), "b")
+    assert names(tmp_path) == ["out-00000.bin", "out.json"]
+
+
+# ---- states
+
+
+def test_nothing_is_seen_before_close(tmp_path: Path, options: dict[str, Any]) -> None:
+    writer = storage.create(tmp_path / "out", **options)
+    for record in some_records(20):
+        writer.write(record.data, record.key)
+    assert [name for name in names(tmp_path) if not name.startswith(".packfmt-")] == []
+    writer.close()
+    assert [name for name in names(tmp_path) if name.startswith(".")] == []
+
+
+def test_an_exception_inside_with_leaves_nothing(tmp_path: Path, options: dict[str, Any]) -> None:
+    def interrupted() -> Iterator[Record]:
+        yield from some_records(20)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "out", interrupted(), **options)
+    assert names(tmp_path) == []
+
+
+def test_discarding_leaves_nothing(tmp_path: Path, options: dict[str, Any]) -> None:
+    writer = storage.create(tmp_path / "out", **options)
+    writer.write(b"a", "a")
+    writer.discard()
+    writer.discard()
+    assert names(tmp_path) == []
+    with pytest.raises(ValueError, match="was thrown away"):
+        writer.write(b"b", "b")
+    with pytest.raises(ValueError, match="was thrown away"):
+        writer.close()
+
+
+def test_closing_twice_and_discarding_afterwards_change_nothing(tmp_path: Path, options: dict[str, Any]) -> None:
+    with storage.create(tmp_path / "out", **options) as writer:
+        writer.write(b"a", "a")
+        writer.close()
+    writer.close()
+    writer.discard()
+    with storage.open(writer.path, check="full") as reader:
+        assert (len(reader), reader.content_id) == (1, writer.content_id)
+
+
+def test_nothing_can_be_added_once_closed(tmp_path: Path, options: dict[str, Any]) -> None:
+    with storage.create(tmp_path / "out", **options) as writer:
+        writer.write(b"a", "a")
+    with pytest.raises(ValueError, match="records cannot be added"):
+        writer.write(b"b", "b")
+
+
+def test_a_writer_says_what_it_writes(tmp_path: Path, options: dict[str, Any]) -> None:
+    with storage.create(tmp_path / "out", **options) as writer:
+        for record in some_records(9):
+            writer.write(record.data, record.key)
+        assert len(writer) == 9
+    assert {Path(path).name for path in writer.files} == set(names(tmp_path))
+
+
+# ---- the same bytes
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path: Path, options: dict[str, Any]) -> None:
+    contents = []
+    for number in range(2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        write(folder / "out", rich_records(), columns=COLUMNS, metadata={"b": 1, "a": 2}, classes=["x"], **options)
+        contents.append({name: (folder / name).read_bytes() for name in names(folder)})
+    assert contents[0] == contents[1]
+
+
+def test_the_order_of_columns_does_not_matter(tmp_path: Path) -> None:
+    first = write(tmp_path / "1", [Record(b"a", "a", {"x": 1, "y": 2})])
+    second = write(tmp_path / "2", [Record(b"a", "a", {"y": 2, "x": 1})], columns=[Column("y")])
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_spooling_to_disk_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = write(tmp_path / "1", rich_records(), columns=COLUMNS)
+    monkeypatch.setattr("packfmt.storage.spool.LIMIT", 16)
+    spooled = write(tmp_path / "2", rich_records(), columns=COLUMNS)
+    assert plain.read_bytes() == spooled.read_bytes()
+
+
+def test_reading_a_pack_and_writing_it_again_gives_the_same_bytes(tmp_path: Path) -> None:
+    first = write(tmp_path / "1", rich_records(), columns=COLUMNS, classes=["a"])
+    with storage.open(first) as reader:
+        second = write(tmp_path / "2", list(reader), columns=COLUMNS, classes=reader.classes)
+    assert first.read_bytes() == second.read_bytes()
+
+
+@given(parts=st.lists(st.binary(max_size=40), max_size=30), limit=st.integers(1, 64))
+def test_a_spool_gives_back_what_was_appended(tmp_path_factory: Any, parts: list[bytes], limit: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("packfmt.storage.spool.LIMIT", limit)
+        spool = Spool(tmp_path_factory.getbasetemp())
+        for part in parts:
+            spool.append(part)
+        assert b"".join(spool.chunks()) == b"".join(parts) == b"".join(spool.chunks())
+        assert spool.size == len(b"".join(parts))
+        spool.close()
+
+
+@given(values=st.lists(st.text(st.characters(exclude_categories=("Cs",)), max_size=20)), limit=st.integers(8, 64))
+def test_a_ragged_spool_gives_back_its_values(tmp_path_factory: Any, values: list[str], limit: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("packfmt.storage.spool.LIMIT", limit // 8 * 8)
+        spool = ColumnSpool(Column("c", "|u1", (None,), "text"), tmp_path_factory.getbasetemp())
+        for value in values:
+            spool.append(spool.encode(value))
+        assert [raw.decode() for raw in spool.each()] == values
+        spool.close()
+
+
+# ---- memory and descriptors
+
+
+def test_memory_stays_flat_while_writing(tmp_path: Path) -> None:
+    peaks = []
+    for count in (5_000, 25_000):
+        with storage.create(tmp_path / str(count)) as writer:
+            writer.write(b"warm", "up", label=0, **ZEROS)
+            gc.collect()
+            tracemalloc.start()
+            for index in range(count):
+                writer.write(b"x", f"{index}/" + "long" * 20, label=index, **ZEROS)
+            writer.close()
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    assert peaks[1] < 30 << 20  # spools fill up to a mebibyte each, sorted key hashes take 24 bytes a record
+    assert peaks[1] - peaks[0] < 6 << 20
+
+
+def test_memory_and_descriptors_stay_flat_over_many_shards(tmp_path: Path) -> None:
+    with storage.create(tmp_path / "out", shard_size=1000) as writer:
+        for index in range(20):
+            writer.write(bytes(990), f"{index}", **ZEROS)
+        before = open_descriptors()
+        gc.collect()
+        tracemalloc.start()
+        for index in range(20, 220):
+            writer.write(bytes(990), f"{index}", **ZEROS)
+        grown = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        assert open_descriptors() == before
+        assert grown < 220 * 20_000
+    with storage.open(writer.path) as reader:
+        assert (len(reader), len(reader.files)) == (220, 221 - 1)
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What is released without the collector is released at once."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+@pytest.mark.parametrize("close", [True, False])
+def test_thousands_of_opens_leave_no_descriptor(tmp_path: Path, io: Any, close: bool) -> None:
+    path = write(tmp_path / "out", some_records(3))
+    before = open_descriptors()
+    for index in range(2000 if close else 300):
+        reader = storage.open(path, io=io)
+        assert len(reader[index % 3].data)
+        reader.columns["label"]
+        if close:
+            reader.close()
+    del reader
+    assert open_descriptors() == before
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_dropped_set_of_shards_leaves_no_descriptor(tmp_path: Path) -> None:
+    path = write(tmp_path / "out", some_records(30), shard_size=1000)
+    before = open_descriptors()
+    for _ in range(20):
+        reader = storage.open(path)
+        reader.read(range(30))
+        list(reader.columns.values())
+    del reader
+    assert open_descriptors() == before
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("content", [b"", b"x", b"\x89packfmt\r\n\x1a\n" + bytes(500), bytes(5000)])
+def test_failed_opens_leave_no_descriptor(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "bad"
+    path.write_bytes(content)
+    before = open_descriptors()
+    for _ in range(300):
+        with pytest.raises(FormatError):
+            storage.open(path)
+    assert open_descriptors() == before
+
+
+def test_closing_frees_the_file_although_columns_were_used(tmp_path: Path) -> None:
+    path = write(tmp_path / "out", some_records(3))
+    before = open_descriptors()
+    with storage.open(path) as reader:
+        reader.columns["label"][0]
+        reader.read([0])
+    assert open_descriptors() == before
+
+
+FEW_DESCRIPTORS = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+from packfmt import storage
+with storage.create(sys.argv[1], shard_size=100) as writer:
+    for i in range(200):
+        writer.write(b"%090d" % i, str(i), label=i)
+with storage.open(writer.path) as reader:
+    assert len(reader.files) == 200, reader.files
+    for step in (1, 7, 199):
+        for i in range(0, 200, step):
+            assert int(bytes(reader[i].data)) == i and reader.key(i) == str(i)
+    assert reader.columns["label"].tolist() == list(range(200))
+    assert [int(bytes(v)) for v in reader.read(range(199, -1, -1))] == list(range(199, -1, -1))
+    assert not list(reader.problems())
+"""
+
+
+def test_hundreds_of_shards_with_64_descriptors(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", FEW_DESCRIPTORS, str(tmp_path / "out")], check=True, timeout=60)
+
+
+# ---- numbers beyond 32 bits
+
+
+def test_records_beyond_4_gib_in_a_sparse_file(tmp_path: Path) -> None:
+    places = [64, 2**31 - 1, 2**31 + 1, 2**32 - 1, 2**32 + 1, 2**37 - 3, 2**37 + 2**36]
+    path = tmp_path / "sparse.bin"
+    records = write_sparse(path, places)
+    assert path.stat().st_blocks * 512 < 1 << 20
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for io in ("mmap", "pread"):
+        with storage.open(path, io=io) as reader:
+            assert reader.offsets(range(len(places))).tolist() == places
+            assert [bytes(view) for view in reader.read(range(len(places) - 1, -1, -1))] == records[::-1]
+            reader.will_need(range(len(places)))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 << 10
+
+
+def write_sparse(path: Path, places: list[int]) -> list[bytes]:
+    """A shard whose records stand at these offsets, with holes between, which only a full check minds."""
+    records = [b"r%d" % index for index in range(len(places))]
+    keys = [b"%d" % place for place in places]
+    stops = np.cumsum([0] + [len(key) for key in keys])
+    contents = {
+        "index.offset": np.array(places, "<u8").tobytes(),
+        "index.length": np.array([len(r) for r in records], "<u8").tobytes(),
+        "index.checksum": np.array([layout.record_checksum(r, i) for i, r in enumerate(records)], "<u8").tobytes(),
+        "rows.key": stops.astype("<u8").tobytes(),
+        "column.key": b"".join(keys),
+    }
+    end = places[-1] + len(records[-1])
+    plan = Layout.plan(end, {name: len(content) for name, content in contents.items()})
+    sections = {n: Section(s.offset, s.size, xxhash.xxh3_64_intdigest(contents[n])) for n, s in plan.sections.items()}
+    raw = Directory(sections, (Column(KEY, "|u1", (None,), "text"),), (), {}).encode()
+    directory = Section(plan.directory_offset, len(raw), xxhash.xxh3_64_intdigest(raw))
+    trailer = Trailer(len(places), end, directory, plan.file_size(len(raw)), bytes(16))
+    with path.open("wb") as file:
+        file.write(layout.encode_header())
+        parts = [(s.offset, contents[n]) for n, s in plan.sections.items()]
+        for offset, content in [*zip(places, records, strict=True), *parts, (plan.directory_offset, raw)]:
+            file.seek(offset)
+            file.write(content)
+        file.seek(trailer.file_size - layout.TRAILER.size)
+        file.write(trailer.encode())
+    return records
+
+
+def test_opening_millions_of_records_takes_no_memory(tmp_path: Path) -> None:
+    """The index is never read as a whole: a sparse one of 64 million records, all of 0 bytes."""
+    count, path = 1 << 26, tmp_path / "many.bin"
+    sizes = layout.section_sizes(count, [Column(KEY, "|u1", (None,), "text")], {"key": 0})
+    plan = Layout.plan(64, sizes)
+    raw = Directory(plan.sections, (Column(KEY, "|u1", (None,), "text"),), (), {}).encode()
+    directory = Section(plan.directory_offset, len(raw), xxhash.xxh3_64_intdigest(raw))
+    trailer = Trailer(count, 64, directory, plan.file_size(len(raw)), bytes(16))
+    with path.open("wb") as file:
+        file.write(layout.encode_header())
+        file.seek(plan.directory_offset)
+        file.write(raw)
+        file.seek(trailer.file_size - layout.TRAILER.size)
+        file.write(trailer.encode())
+    tracemalloc.start()
+    with storage.open(path) as reader:
+        assert len(reader) == count
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+# ---- what open takes
+
+
+def test_a_list_of_shards(tmp_path: Path) -> None:
+    path = write(tmp_path / "out", some_records(30), shard_size=9000)
+    with storage.open(path) as whole, storage.open(sorted(tmp_path.glob("*.bin"), reverse=True)) as turned:
+        assert turned[0].key == whole[len(whole) - len(storage.open(whole.files[-1]))].key
+        assert len(turned) == 30
+
+
+@pytest.mark.parametrize("path", [[], ()])
+def test_no_shards(path: Any) -> None:
+    with pytest.raises(FormatError, match="an empty list names no shards"):
+        storage.open(path)
+
+
+def test_a_pattern_that_matches_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no file matches the pattern"):
+        storage.open(tmp_path / "out-*.bin")
+
+
+def test_a_name_that_looks_like_a_pattern(tmp_path: Path) -> None:
+    path = write(tmp_path / "out[1].bin", some_records(3))
+    with storage.open(path) as reader:
+        assert len(reader) == 3
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"none\.bin"):
+        storage.open(tmp_path / "none.bin")
+
+
+def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(FormatError, match="not a regular file"):
+        storage.open(tmp_path / "fifo")
+
+
+def test_a_folder_is_told_how_to_become_a_pack(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"packfmt pack .* .*\.bin"):
+        storage.open(tmp_path)
+
+
+def test_shards_with_other_columns_do_not_go_together(tmp_path: Path) -> None:
+    first = write(tmp_path / "1.bin", [Record(b"a", "a", {"label": 1})])
+    second = write(tmp_path / "2.bin", [Record(b"b", "b")])
+    with pytest.raises(FormatError, match=r"2\.bin: its columns or classes differ from those of .*1\.bin"):
+        storage.open([first, second])
+
+
+def test_reading_needs_no_free_descriptor(tmp_path: Path) -> None:
+    path = write(tmp_path / "out", some_records(3))
+    with storage.open(path) as reader:
+        held: list[int] = []
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (open_descriptors() + 3, hard))
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(os.open("/dev/null", os.O_RDONLY))
+            assert digest_of(reader) == digest_of(reader)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for descriptor in held:
+                os.close(descriptor)
+
+
+def digest_of(reader: storage.Reader) -> str:
+    return xxhash.xxh3_64_hexdigest(b"".join(bytes(r.data) + r.key.encode() for r in reader))
