@@ -184,9 +184,10 @@ class TarSource(Source):
             if member.size > limit:
                 return Part(stem, sample, extension, f"{member.size} bytes; at most {limit} are read")
             return Part(stem, sample, extension, stream.read(limit))
+        if is_image_name(member.name):
+            return Image.of(member.name, *self._read_image(stream, member, b""))
         head = stream.read(_MAGIC_BYTES)
-        known = bool(magic(head))
-        if not known and not is_image_name(member.name):
+        if not magic(head):
             if extension:
                 self._counted.add(f"parts .{plain_extension(extension)} are lost")
             else:

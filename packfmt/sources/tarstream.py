@@ -183,7 +183,7 @@ class TarStream:
         return name.rstrip("/")
 
     def _kind(self, kind: bytes, header: bytes, extended: dict[str, str]) -> str:
-        if any(name.startswith("GNU.sparse.") for name in extended):
+        if extended and any(name.startswith("GNU.sparse.") for name in extended):
             return "sparse"
         if kind == b"\0" and header[:100].split(b"\0", 1)[0].endswith(b"/"):
             return "folder"
@@ -199,7 +199,7 @@ class TarStream:
                 raise self._error("a header with an impossible size")
             return size
         digits = field.strip(b" \0")
-        if digits and not all(digit in b"01234567" for digit in digits):
+        if digits.strip(b"01234567"):
             raise self._error(f"a header with size {digits!r}")
         return int(digits or b"0", 8)
 
@@ -254,13 +254,14 @@ class TarStream:
 
 def _sum_matches(header: bytes) -> bool:
     digits = header[148:156].strip(b" \0")
-    if not digits or not all(digit in b"01234567" for digit in digits):
+    if not digits or digits.strip(b"01234567"):
         return False
-    blank = header[:148] + b" " * 8 + header[156:]
     declared = int(digits, 8)
-    unsigned = sum(blank)
+    unsigned = sum(header) - sum(header[148:156]) + 8 * ord(" ")  # the sum counts as blanks in itself
+    if declared == unsigned:
+        return True
     # Some old writers summed signed bytes.
-    return declared == unsigned or declared == unsigned - 256 * sum(byte > 127 for byte in blank)
+    return declared == unsigned - 256 * sum(byte > 127 for byte in header[:148] + header[156:])
 
 
 def _text(data: bytes) -> str:
