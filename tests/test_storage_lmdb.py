@@ -131,6 +131,14 @@ def test_names_longer_than_a_key_of_lmdb(tmp_path: Path) -> None:
         assert (reader.key(0), reader.columns[name].tolist()) == (key, [7])
 
 
+@pytest.mark.parametrize("name", [b"\xff", "h\u00e4ndel".encode(), b"a\nb", b"[x]"])
+def test_folders_of_any_name(tmp_path: Path, name: bytes) -> None:
+    folder = tmp_path / os.fsdecode(name)
+    folder.mkdir()
+    with storage.open(write(folder / "out.lmdb", some_records(3))) as reader:
+        assert bytes(reader[2].data) == some_records(3)[2].data
+
+
 @pytest.mark.usefixtures("small_parts")
 def test_the_map_grows_and_sections_of_many_chunks_are_joined(tmp_path: Path) -> None:
     records = [Record(bytes([i % 256]) * 20_000, f"k/{i}.jpg", {"label": i}) for i in range(60)]

@@ -134,7 +134,7 @@ class Environment:
         self.bytes = open_bytes(data_file(path), "mmap")
         self.meta = read_meta(self.bytes, data_file(path))
         self._environment = lmdb.open(
-            path,
+            os.fsencode(path),  # as str it would have to be UTF-8
             subdir=os.path.isdir(path),
             map_size=self.bytes.size,
             readonly=True,
@@ -194,6 +194,8 @@ class Environment:
 
     def _place(self, key: bytes | memoryview, whole: memoryview) -> tuple[int, int]:
         """The place of the value whose key lies here in LMDB's map."""
+        if not len(key):
+            raise CorruptError("an empty key, which LMDB does not allow; restore it from a copy", path=self._path)
         address = np.frombuffer(key, np.uint8).__array_interface__["data"][0]
         start = address - (self._base or self._find_base(address, key))
         if not NODE.size <= start <= len(whole) - len(key):

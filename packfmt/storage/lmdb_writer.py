@@ -59,7 +59,7 @@ class LMDBWriter(RecordingWriter):
         self._header_written = False
         try:
             self._environment = lmdb.open(
-                os.fspath(self._target.temporary),
+                os.fsencode(self._target.temporary),  # as str it would have to be UTF-8
                 map_size=self._map_size,
                 mode=0o666,
                 lock=False,  # nobody else knows the folder
