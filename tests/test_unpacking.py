@@ -16,12 +16,13 @@ from packfmt.format import HEADER
 
 ROOT = Path(__file__).parent.parent
 
-# Keys that lead out of a folder, or are no file name. No such pack may be unpacked at all.
+# Keys that lead out of a folder, or are no file name. No such pack may be unpacked at all. HERE stands for a folder of
+# the test's own, so that code which lets a key through does no harm.
 REFUSED = [
     "..",
     "../out.jpg",
     "../../out.jpg",
-    "../" * 40 + "etc/passwd",
+    "../" * 40 + "HERE/out.jpg",
     "../target/../out.jpg",
     "../target2/out.jpg",
     "a/..",
@@ -43,16 +44,13 @@ REFUSED = [
     "/",
     "//",
     "///",
-    "/out.jpg",
-    "//out.jpg",
-    "///out.jpg",
-    "//server/share/out.jpg",
-    "file:///out.jpg",
-    "/../out.jpg",
-    "/./out.jpg",
-    "/etc/passwd",
-    "/tmp/out.jpg",
-    "/dev/shm/out.jpg",
+    "/HERE/out.jpg",
+    "//HERE/out.jpg",
+    "///HERE/out.jpg",
+    "//HERE/share/out.jpg",
+    "file:///HERE/out.jpg",
+    "/../HERE/out.jpg",
+    "/./HERE/out.jpg",
     "/proc/self/cwd/out.jpg",
     "a/",
     "a/b/",
@@ -162,7 +160,11 @@ def test_there_are_enough_names() -> None:
 
 
 @pytest.mark.parametrize("key", REFUSED, ids=ascii)
-def test_a_key_that_leads_out_is_refused(key: str, home: Path, tmp_path: Path) -> None:
+def test_a_key_that_leads_out_is_refused(
+    key: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    key = key.replace("HERE", os.fspath(home).lstrip("/"))
     pack = make_pack(home / "pack.bin", ["good.jpg", key])
     before = tree_of(tmp_path)
     with pytest.raises(ConvertError, match="no file names inside a folder"):
@@ -182,7 +184,7 @@ def test_a_harmless_key_becomes_a_file_inside(key: str, home: Path, tmp_path: Pa
 
 
 def test_classes_that_lead_out_make_no_folders(home: Path) -> None:
-    with storage.create(home / "pack.bin", classes=["../out", "/out", "..", "good", "a/b", "nul\0"]) as writer:
+    with storage.create(home / "pack.bin", classes=["../out", f"{home}/out", "..", "good", "a/b", "nul\0"]) as writer:
         writer.write(b"x", "good/x.jpg", label=3)
     unpacking.unpack(home / "pack.bin", home / "target")
     assert sorted(path.name for path in home.iterdir()) == ["pack.bin", "target"]
