@@ -73,6 +73,10 @@ class MappedReader(Reader):
     def files(self) -> tuple[str, ...]:
         return (self.path,)
 
+    def key(self, index: int) -> str:
+        self._file.bytes.check_size()
+        return super().key(index)
+
     def locate(self, index: int) -> tuple[str, int]:
         return self.path, int(as_positions((index,), len(self), self.path)[0])
 

@@ -65,8 +65,9 @@ class ShardFile:
         """Offsets and lengths of records, checked to lie in the records' part of the file.
 
         Raises:
-            CorruptError: one does not.
+            CorruptError: one does not, or the file has changed its size.
         """
+        self.bytes.check_size()  # first: touching a mapped page that is no more kills the process
         offsets, lengths = self.index("offset")[positions], self.index("length")[positions]
         end = np.uint64(self.trailer.records_end)
         outside = (offsets < layout.HEADER.size) | (offsets > end) | (lengths > end - np.minimum(offsets, end))
@@ -81,7 +82,6 @@ class ShardFile:
         offsets, lengths = self.ranges(positions)
         order = np.argsort(offsets, kind="stable")
         starts, sizes = offsets[order].tolist(), lengths[order].tolist()
-        self.bytes.check_size()
         if len(sizes) > 1 or (sizes and sizes[0] > PAGE):
             self.ahead.before(starts, sizes)
         views = self.bytes.slices(starts, sizes)
