@@ -105,7 +105,7 @@ class _EnvironmentFile(ShardFile):
     def __init__(self, path: str) -> None:
         self.path = path
         self.bytes = _EnvironmentBytes(path)
-        self.ahead = ReadAhead(self.bytes.will_need)
+        self.ahead = ReadAhead(self.bytes.read_ahead)
         self.trailer, self.directory = read_frame(self.bytes, path)
         self.described = {column.name: column for column in self.directory.columns}
         self._index = {}
@@ -133,7 +133,7 @@ class _EnvironmentFile(ShardFile):
 
 
 class _EnvironmentBytes:
-    """An environment's bytes: ``section`` by place in the shard, all else by place in the data file."""
+    """An environment's bytes: a section by its place in the shard, ranges of records by theirs in the data file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -166,6 +166,7 @@ class _EnvironmentBytes:
             begin, end = max(start, 0), min(start + length, size)
             if begin >= end:
                 continue
+            environment.bytes.will_need([place + begin - start], [end - begin])
             part = environment.bytes.section(place + begin - start, end - begin)
             if len(part) == size and size >= SMALL:
                 return part
@@ -176,10 +177,15 @@ class _EnvironmentBytes:
     def slices(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
         return self._open().bytes.slices(offsets, sizes)
 
-    def will_need(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:
+    def read_ahead(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:
+        """Start reading these ranges of the data file."""
         self._open().bytes.will_need(offsets, sizes)
 
+    def will_need(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:
+        """``section`` says so itself, knowing the place in the data file."""
+
     def forget(self, offset: int, size: int) -> None:
+        """Near enough: what follows in the shard follows in the data file, a little further on."""
         self._open().bytes.forget(offset, size)
 
     def check_size(self) -> None:

@@ -41,6 +41,10 @@ NUMBER = struct.Struct("<Q")
 BIG = 1  # the flag of a node that holds, not the value, but the number of the page where it begins
 PAGE_SIZES = tuple(1 << bits for bits in range(9, 17))
 SMALLEST_MAP_UNIT = 4096  # maps begin at a multiple of this
+REFUSALS = (  # of the system, as LMDB passes them on
+    errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOMEM,
+    errno.EMFILE, errno.ENFILE,
+)  # fmt: skip
 PATIENCE = 1.0  # seconds to wait for an environment that another thread is just closing
 
 
@@ -102,8 +106,8 @@ def read_meta(source: FileBytes, path: str) -> Meta:
 
 def explain(error: lmdb.Error, path: str, doing: str) -> OSError | CorruptError:
     """The error to raise for one of LMDB's: OSError where the system refused, CorruptError for bad pages."""
-    known = {lmdb.DiskError: errno.ENOSPC, lmdb.ReadonlyError: errno.EACCES, lmdb.MemoryError: errno.ENOMEM}
-    code = getattr(error, "code", 0) or known.get(type(error), 0)  # before version 3 the class alone tells
+    code = getattr(error, "code", 0)  # py-lmdb before version 3 gives the text alone
+    code = code or next((known for known in REFUSALS if os.strerror(known) in str(error)), 0)
     if code > 0:
         return OSError(code, f"{doing}: {os.strerror(code)}", path)
     return CorruptError(f"{doing}: {error}; restore it from a copy", path=path)
