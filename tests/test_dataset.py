@@ -6,6 +6,7 @@ import gc
 import pickle
 import random
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,18 @@ import pytest
 import torch
 from images import jpeg, oriented_jpeg, picture, pillow_pixels, png, saved
 from PIL import Image
-from training_packs import CROP, FLIP, NO_IMAGE, Unlucky, add_noise, damage, fail, make_pack
+from training_packs import (
+    CROP,
+    FLIP,
+    FORKS_BESIDE_THREADS,
+    NO_IMAGE,
+    Unlucky,
+    add_noise,
+    damage,
+    fail,
+    in_fork,
+    make_pack,
+)
 
 import packfmt
 from packfmt import CorruptError, DecodeError, FormatError, ImageDataset, MMapImageDataset
@@ -401,6 +413,20 @@ def test_an_image_too_small_for_the_crop_is_named(pack: str) -> None:
     assert caught.value.__notes__ == ["it is record 1, key '001.jpg'"]
 
 
+def test_a_skipped_record_does_not_keep_its_batch_alive(bad_pack: str) -> None:
+    ds = ImageDataset(bad_pack, crop=CROP, on_error="skip", threads=1)
+    gc.disable()
+    try:
+        job = ds.start([2, 4, 5], 0)
+        assert list(job.wait()) == [1, 2]
+        gone = weakref.ref(job)
+        del job
+        ds[[0, 1]]  # by now the thread has let go of it too
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_unverified_reads_see_damage_only_where_it_cannot_be_decoded(tmp_path: Path) -> None:
     path = make_pack(tmp_path, 1)
     with packfmt.open(path) as reader:
@@ -548,6 +574,22 @@ def test_the_same_batch_of_another_epoch_is_another() -> None:
         ahead.announce(0, batch, 1)
     ahead.take(0, np.array([0]), begun, 1)
     assert ahead.take(1, np.array([1]), begun, 1) is begun[2]
+
+
+@pytest.mark.filterwarnings(FORKS_BESIDE_THREADS)
+def test_a_fork_forgets_what_its_parents_threads_work_on() -> None:
+    ahead, begun = Ahead(), _Begun()
+    for batch in _batches(0, 1):
+        ahead.announce(0, batch, 1)
+    ahead.take(0, np.array([0]), begun, 1)
+
+    def made_anew() -> bool:
+        job = ahead.take(0, np.array([1]), begun, 1)
+        return job is begun[2]
+
+    with ahead._lock:
+        assert in_fork(made_anew) == 0
+    assert ahead.take(0, np.array([1]), begun, 1) is begun[1]
 
 
 def test_announcements_that_nobody_asks_for_are_forgotten() -> None:

@@ -354,7 +354,15 @@ def test_an_epoch_of_nothing_but_errors_is_an_error(tmp_path: Any) -> None:
 
 def test_a_batch_transform_never_sees_an_empty_batch(bad_pack: str) -> None:
     ds = ImageDataset(bad_pack, crop=CROP, on_error="skip")
-    assert len(list(Loader(ds, 4, shuffle=False, batch_transform=packfmt.MixUp(num_classes=22)))) == 5
+
+    def first_label(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return images, labels[:1]
+
+    def label_zero(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return images, labels[0]
+
+    assert labels_of(Loader(ds, 4, shuffle=False, batch_transform=first_label)) == [[0], [4], [8], [16], [20]]
+    assert labels_of(Loader(ds, 4, shuffle=False, batch_transform=label_zero)) == [0, 4, 8, 16, 20]
 
 
 @WORKERS

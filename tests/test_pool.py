@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from training_packs import FORKS_BESIDE_THREADS, decoding_threads
+from training_packs import FORKS_BESIDE_THREADS, decoding_threads, in_fork
 
 from packfmt.training import pool as module
 from packfmt.training.pool import CallerPool, DecodePool
@@ -25,17 +24,6 @@ def pool() -> Any:
     pool = DecodePool(3)
     yield pool
     pool.close()
-
-
-def in_fork(check: Any) -> int:
-    """The exit code of a forked child that runs ``check``."""
-    child = os.fork()
-    if not child:
-        try:
-            os._exit(0 if check() else 1)
-        finally:
-            os._exit(2)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_threads_start_with_the_first_task(pool: DecodePool) -> None:

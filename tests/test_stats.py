@@ -11,6 +11,7 @@ from training_packs import CROP, FORKS_BESIDE_THREADS, make_pack
 
 from packfmt import DecodeError, ImageDataset, Loader, LoaderStats
 from packfmt.training import batch
+from packfmt.training import loader as loader_module
 from packfmt.training.batch import Timing
 from packfmt.training.stats import KEYS, SLOWEST, StatsRecorder
 
@@ -109,6 +110,25 @@ def test_a_slow_loop_is_found(pack: str) -> None:
     assert stats.verdict == "consumer-bound"
     assert stats.consume >= 5 * 0.02
     assert stats.depth > 1
+
+
+def test_transfer_is_not_counted_as_waiting_too(pack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class SlowMover:
+        def send(self, batch: Any) -> tuple[Any, Any]:
+            time.sleep(0.02)
+            return batch, None
+
+        def receive(self, moved: Any, pending: Any) -> Any:
+            return moved
+
+    monkeypatch.setattr(loader_module, "DeviceMover", lambda device: SlowMover())
+    loader = Loader(ImageDataset(pack, crop=CROP), 8, device="cpu")
+    began = time.perf_counter()
+    list(loader)
+    wall = time.perf_counter() - began
+    stats = loader.stats()
+    assert stats.transfer >= 5 * 0.02
+    assert stats.wait + stats.consume + stats.transfer <= wall
 
 
 def test_a_break_does_not_count_as_consuming(pack: str) -> None:

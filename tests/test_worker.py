@@ -181,12 +181,16 @@ def test_an_interrupted_wait_does_not_mix_up_answers(ds: ImageDataset, monkeypat
         next(batches)
         child = loader._engine._children[0]  # type: ignore[union-attr]
 
+        receive = child._answers.recv
+
         def interrupted() -> Any:
+            receive()
             raise KeyboardInterrupt
 
         monkeypatch.setattr(child._answers, "recv", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(batches)
+        monkeypatch.undo()
         loader.set_epoch(0)
         assert labels_of(loader) == expected
 

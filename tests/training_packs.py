@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,17 @@ def pixels_of(batches: Iterable[Any]) -> dict[int, bytes]:
 
 def decoding_threads() -> int:
     return sum(thread.name.startswith("packfmt-decode") for thread in threading.enumerate())
+
+
+def in_fork(check: Callable[[], object]) -> int:
+    """The exit code of a forked child: 0 where ``check`` held."""
+    child = os.fork()
+    if not child:
+        try:
+            os._exit(0 if check() else 1)
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def open_descriptors() -> int:

@@ -37,7 +37,7 @@ class Timing:
 
 
 class BatchJob:
-    """A batch under way. ``result`` waits for it."""
+    """A batch under way. ``wait`` waits for it."""
 
     def __init__(
         self, recipe: Recipe, plan: BatchPlan, pool: Pool, then: Callable[[BatchJob], Any] | None = None
@@ -133,13 +133,15 @@ class BatchJob:
         try:
             return reader.read(indices[start:stop])
         except CorruptError:
-            return [self._read_one(position) for position in range(start, stop)]
+            pass
+        # Outside of the handler: an error raised in it would hold the first one, and with it this batch's memory.
+        return [self._read_one(position) for position in range(start, stop)]
 
     def _read_one(self, position: int) -> memoryview:
         try:
             return self.recipe.reader.read(self.plan.indices[position : position + 1])[0]
         except CorruptError as error:
-            self.failures[position] = error.with_traceback(None)  # which would hold this batch's memory
+            self.failures[position] = error.with_traceback(None)
             return memoryview(b"")
 
     def _decode(self, records: Sequence[memoryview], start: int) -> None:
