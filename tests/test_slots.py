@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 from collections import namedtuple
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from training_packs import open_descriptors, shared_names
 
 from packfmt.training import slots as module
 from packfmt.training.slots import SlotReader, SlotWriter
@@ -150,27 +150,27 @@ def test_slots_of_growing_batches_stay_few(pair: Pair) -> None:
 def test_hoarded_batches_stay_intact_and_hold_few_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_SLOTS", 3)
     pair = Pair()
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     hoard = [pair.send(torch.full((5000,), float(number))) for number in range(20)]
     assert pair.count <= 4
-    assert len(os.listdir("/proc/self/fd")) <= before + 2 * pair.count
+    assert open_descriptors() <= before + 2 * pair.count
     assert all((batch == number).all() for number, batch in enumerate(hoard))
 
 
 def test_nothing_stays_open(pair: Pair) -> None:
     gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     kept = pair.send(BIG)
     pair.writer, pair.reader = SlotWriter(), SlotReader()
     gc.collect()
     assert torch.equal(kept, BIG)
     del kept
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before
 
 
 def test_slots_have_no_name(pair: Pair) -> None:
-    before = os.listdir("/dev/shm")
+    before = shared_names()
     arrived = pair.send(BIG)
-    assert os.listdir("/dev/shm") == before
+    assert shared_names() == before
     assert len(arrived) == 5000

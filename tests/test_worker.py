@@ -27,6 +27,7 @@ from training_packs import (
     open_descriptors,
     pixels_of,
     process_of,
+    shared_names,
     stop_here,
 )
 
@@ -172,6 +173,17 @@ def test_a_process_that_dies_while_it_works(pack: str) -> None:
     ds = ImageDataset(pack, crop=CROP, transform=lambda image: os._exit(3))
     with forked(ds) as loader, pytest.raises(RuntimeError, match="ended with exit code 3"):
         list(loader)
+
+
+def test_a_request_that_a_process_cannot_read_ends_it(ds: ImageDataset, capfd: pytest.CaptureFixture[str]) -> None:
+    with forked(ds) as loader:
+        batches = iter(loader)
+        next(batches)
+        child = loader._engine._children[0]  # type: ignore[union-attr]
+        child._requests.send_bytes(b"no pickle")
+        with pytest.raises(RuntimeError, match="ended with exit code 1"):
+            list(batches)
+    assert "UnpicklingError" in capfd.readouterr().err
 
 
 def test_an_interrupted_wait_does_not_mix_up_answers(ds: ImageDataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,10 +335,10 @@ def test_descriptors_stay_few(ds: ImageDataset) -> None:
 
 
 def test_nothing_has_a_name_in_shared_memory(ds: ImageDataset) -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = shared_names()
     with forked(ds, 8) as loader:
         for _ in loader:
-            assert set(os.listdir("/dev/shm")) <= before
+            assert shared_names() <= before
 
 
 def test_memory_does_not_grow(tmp_path: Path) -> None:

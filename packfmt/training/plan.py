@@ -126,9 +126,10 @@ def _new_array(shape: tuple[int, ...]) -> Pixels:
     return array
 
 
-def add_note(error: Exception, note: str) -> None:
-    """``error.add_note``, also before Python 3.11."""
+def add_note(error: BaseException, note: str) -> None:
+    """``error.add_note``, also before Python 3.11, where a cause shows it."""
     if hasattr(error, "add_note"):
         error.add_note(note)
-    else:  # Python 3.10
-        error.args = (f"{error} ({note})",) if len(error.args) <= 1 else (*error.args, note)
+        return
+    error.__notes__ = [*getattr(error, "__notes__", ()), note]
+    error.__cause__ = RuntimeError("\n".join(error.__notes__))

@@ -26,6 +26,7 @@ from packfmt.training.batch import BatchJob
 from packfmt.training.collate import Collate
 from packfmt.training.dataset import ImageDataset
 from packfmt.training.engine import Finish, Made, Mix, Request, made_of
+from packfmt.training.plan import add_note
 from packfmt.training.slots import SlotReader, SlotWriter
 
 __all__ = ["ProcessEngine"]
@@ -206,10 +207,7 @@ def _revive(pickled: bytes | None, text: str) -> BaseException:
         error = None
     if not isinstance(error, BaseException):
         return RuntimeError(f"a loader's worker process failed:\n{text}")
-    if hasattr(error, "add_note"):
-        error.add_note(f"raised in a loader's worker process:\n{text}")
-    else:  # Python 3.10
-        error.__cause__ = RuntimeError(f"raised in a loader's worker process:\n{text}")
+    add_note(error, f"raised in a loader's worker process:\n{text}")
     return error
 
 
@@ -251,6 +249,9 @@ def _listen(
             message = requests.recv()
         except (EOFError, OSError):
             message = None
+        except Exception:  # without this thread nobody would ever be answered
+            traceback.print_exc()
+            _leave(1)
         if message is None:
             _leave()
         request, freed = message
@@ -291,9 +292,9 @@ def _embalm(error: BaseException) -> Failure:
         return None, text
 
 
-def _leave() -> NoReturn:
+def _leave(code: int = 0) -> NoReturn:
     """End the process at once, also where threads are at work: nothing here needs cleaning up but what was printed."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
-    os._exit(0)
+    os._exit(code)
