@@ -54,7 +54,8 @@ class PendingFile:
         self.force = force
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "is a folder; name a file to write", str(path))
-        _remove_leftovers(path)
+        if guard is None:  # a guard's leftovers and those of the files it guards go together
+            _remove_leftovers(path)
         if not force:
             refuse_existing(path)
         self.temporary: Path
@@ -165,14 +166,16 @@ def _create_locked(path: Path, guard: str) -> tuple[Path, int]:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove what killed writers of this target left behind."""
+    """Remove what killed writers of this target, or of a pack that it guards, left behind."""
+    own = temporary_name(path, "")
+    guarded = GUARDED + own.removeprefix(PREFIX)
     try:
         with os.scandir(path.parent) as entries:
-            names = [entry.name for entry in entries if entry.name.startswith(temporary_name(path, ""))]
+            names = [entry.name for entry in entries if entry.name.startswith(PREFIX) and entry.name.endswith(SUFFIX)]
     except OSError:  # creating the file says it better
         return
     for name in names:
-        if name.endswith(SUFFIX):
+        if name.startswith(own) or guarded in name:
             _remove_if_dead(path.parent, name)
 
 

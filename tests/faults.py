@@ -1,0 +1,124 @@
+"""I/O calls that fail on purpose: the Nth of those that concern files below one folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+CALLS = ("open", "fsync", "link", "replace", "unlink", "close")
+
+
+class FailingCalls:
+    """Counts calls of ``os`` functions and of writes to files, and makes the ``nth`` (from 1) fail with ``code``.
+
+    Attributes:
+        made: the calls so far, by name.
+        nth: which one fails; 0 for none.
+    """
+
+    def __init__(self, nth: int = 0, code: int = errno.EIO) -> None:
+        self.nth = nth
+        self.code = code
+        self.made: list[str] = []
+        self.active = True
+
+    def call(self, name: str) -> None:
+        if self.active:
+            self.made.append(name)
+            if len(self.made) == self.nth:
+                raise OSError(self.code, os.strerror(self.code))
+
+    @property
+    def failed(self) -> bool:
+        return len(self.made) >= self.nth > 0
+
+
+@contextlib.contextmanager
+def failing(calls: FailingCalls) -> Iterator[FailingCalls]:
+    """Let the calls of ``packfmt.storage.publish`` and ``spool`` go through ``calls``."""
+
+    def through(name: str) -> Any:
+        real = getattr(os, name)
+
+        def counted(*args: Any, **options: Any) -> Any:
+            if name == "close":  # a failing close has closed, as on Linux
+                real(*args, **options)
+                return calls.call(name)
+            calls.call(name)
+            return real(*args, **options)
+
+        return counted
+
+    real_open, real_temporary = open, tempfile.TemporaryFile
+
+    def open_file(*args: Any, **options: Any) -> Any:
+        options.pop("buffering", None)
+        return io.BufferedWriter(_FailingFile(real_open(*args, buffering=0, **options), calls), 64)
+
+    def temporary(*args: Any, **options: Any) -> Any:
+        calls.call("temporary")
+        return _FailingFile(real_temporary(*args, **options), calls)
+
+    with (
+        mock.patch("packfmt.storage.publish.os", _Module(os, {name: through(name) for name in CALLS})),
+        mock.patch("packfmt.storage.publish.open", open_file, create=True),
+        mock.patch("packfmt.storage.spool.tempfile", _Module(tempfile, {"TemporaryFile": temporary})),
+    ):
+        yield calls
+
+
+class _Module:
+    """A module with some functions replaced, for one importer alone."""
+
+    def __init__(self, real: Any, replaced: dict[str, Any]) -> None:
+        self.__dict__.update(replaced)
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+class _FailingFile(io.RawIOBase):
+    def __init__(self, file: Any, calls: FailingCalls) -> None:
+        self._file = file
+        self._calls = calls
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def seek(self, *args: int) -> int:
+        return self._file.seek(*args)
+
+    def readinto(self, buffer: Any) -> int:
+        return self._file.readinto(buffer)
+
+    def write(self, data: Any) -> int:
+        self._calls.call("write")
+        return self._file.write(bytes(data)[: max(1, len(data) // 2)])  # short writes are allowed, too
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+            super().close()
+            self._calls.call("close file")
+
+
+def below(folder: Path) -> list[str]:
+    """Names of all files in a folder, sorted."""
+    return sorted(path.name for path in folder.rglob("*"))
