@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from packfmt import storage
-from packfmt.errors import FormatError
+from packfmt.errors import CorruptError, FormatError
 from packfmt.images.decode import Decoder
 from packfmt.images.geometry import Crop, HorizontalFlip
 from packfmt.randomness import sample_keys
@@ -165,6 +166,8 @@ class ImageDataset(Dataset[Any]):
             then: called with the job in the thread that finishes last; ``job.product`` is what it returned.
         """
         positions = self._positions(indices)
+        with suppress(CorruptError):  # said where the record is read
+            self.reader.will_need(positions)  # the whole batch at once, and before the threads come to it
         plan = plan_batch(self._recipe, positions, sample_keys(self.seed, epoch, positions), allocate)
         return BatchJob(self._recipe, plan, self._pool, then)
 

@@ -1,0 +1,46 @@
+"""The loader tells the system of whole batches before its threads come to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the training layer needs torch")
+
+import packfmt
+from packfmt.images.encode import encode_jpeg
+from packfmt.storage.mapped import MappedReader
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    path = tmp_path / "small.bin"
+    rng = np.random.default_rng(0)
+    with packfmt.create(path) as writer:
+        for number in range(24):
+            writer.write(encode_jpeg(rng.integers(0, 256, (16, 16, 3), np.uint8), 90), key=f"{number}", label=number)
+    return path
+
+
+def test_each_batch_is_asked_for_whole_before_it_is_read(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[set[int]] = []
+    read_unasked: list[int] = []
+    will_need, read = MappedReader.will_need, MappedReader.read
+
+    def spy_will_need(self: MappedReader, indices: np.ndarray) -> None:
+        asked.append(set(np.asarray(indices).tolist()))
+        will_need(self, indices)
+
+    def spy_read(self: MappedReader, indices: np.ndarray) -> list[memoryview]:
+        known = set().union(*asked)
+        read_unasked.extend(i for i in np.asarray(indices).tolist() if i not in known)
+        return read(self, indices)
+
+    monkeypatch.setattr(MappedReader, "will_need", spy_will_need)
+    monkeypatch.setattr(MappedReader, "read", spy_read)
+    dataset = packfmt.MMapImageDataset(pack, threads=2)
+    batches = [set(labels.tolist()) for _, labels in packfmt.Loader(dataset, 8)]
+    assert asked == batches
+    assert read_unasked == []
