@@ -298,7 +298,7 @@ def write_until(nth: int, path: Path, options: dict[str, Any]) -> None:
 
 @FORKS
 @SHARDED
-def test_a_writer_that_ends_between_two_calls_leaves_a_whole_pack_or_none(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_a_writer_that_ends_between_calls_leaves_all_or_nothing(tmp_path: Path, options: dict[str, Any]) -> None:
     total = count_calls(tmp_path, RECORDS, **options)
     last = total - (30 if options else 10)  # where parts are synced and named; before, most calls are writes
     for nth in [*range(1, last, last // 10), *range(last, total + 1)]:
