@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
+import psutil
 import pytest
 import torch
 from images import picture
@@ -87,3 +90,28 @@ def test_mirrored_is_new_memory() -> None:
     flipped = mirrored(source)
     assert np.array_equal(flipped, source[:, ::-1])
     assert not np.may_share_memory(flipped, source)
+
+
+def test_no_team_of_threads_is_started_for_one_image() -> None:
+    """In a caller's thread, where torch may use all cores: a team that waits for a busy core costs 100 times the work."""
+    source, out = picture(400, 400), np.empty((224, 224, 3), np.uint8)
+    grown: list[int] = []
+
+    def count() -> int:
+        return len(psutil.Process().threads())
+
+    def look() -> None:
+        torch.set_num_threads(3)
+        before = count()
+        resize(source[10:350, 20:390], out, True)
+        mirrored(out)
+        grown.append(count() - before)
+
+    setting = torch.get_num_threads()
+    try:
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+    finally:
+        torch.set_num_threads(setting)
+    assert grown == [0]

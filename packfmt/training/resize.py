@@ -13,6 +13,8 @@ __all__ = ["mirrored", "resize"]
 
 Pixels = npt.NDArray[np.uint8]
 
+UNDIVIDED = 32767  # torch's at::internal::GRAIN_SIZE is 32768
+
 
 def _find_kernel() -> Callable[..., Any]:
     """The kernel behind ``interpolate(mode="bilinear", antialias=True)``, called with a place for its result.
@@ -42,17 +44,32 @@ def resize(crop: Pixels, out: Pixels, flip: bool) -> None:
     """
     target = torch.from_numpy(out)
     if crop.shape != out.shape:
-        if not crop.flags.writeable:
-            crop = crop.copy()  # Pillow's pixels; torch has no tensors that must not be written to, and warns
+        if not (crop.flags.c_contiguous and crop.flags.writeable):
+            # torch would do it, with a team of threads (see ``_mirror``); of what must not be written to it would warn
+            crop = crop.copy()
         source = torch.from_numpy(crop).permute(2, 0, 1).unsqueeze(0)
         _kernel(source, list(out.shape[:2]), False, None, None, out=target.permute(2, 0, 1).unsqueeze(0))
     elif crop is not out:
         out[...] = crop
     if flip:
-        target.copy_(target.flip(1))  # 16 times as fast as numpy's, which moves pixels one at a time
+        _mirror(target)
 
 
 def mirrored(pixels: Pixels) -> Pixels:
     """New pixels (H, W, C), swapped left to right."""
-    flipped: Pixels = torch.from_numpy(pixels).flip(1).numpy()
+    flipped = pixels.copy()
+    _mirror(torch.from_numpy(flipped))
     return flipped
+
+
+def _mirror(pixels: torch.Tensor) -> None:
+    """Swap (H, W, C) left to right in place, 10 times as fast as numpy, which moves pixels one at a time.
+
+    A few rows at a time: more than ``UNDIVIDED`` numbers torch shares out to a team of threads, which for so little
+    work costs more than it saves, and a hundred times as much where other programs run.
+    """
+    height, width, channels = pixels.shape
+    rows = max(1, UNDIVIDED // (width * channels))
+    for start in range(0, height, rows):
+        part = pixels[start : start + rows]
+        part.copy_(part.flip(1))
