@@ -93,7 +93,7 @@ def test_mirrored_is_new_memory() -> None:
 
 
 def test_no_team_of_threads_is_started_for_one_image() -> None:
-    """In a caller's thread, where torch may use all cores: a team that waits for a busy core costs 100 times the work."""
+    """In a caller's thread, where torch may use all cores: a team that waits for a busy core is slow."""
     source, out = picture(400, 400), np.empty((224, 224, 3), np.uint8)
     grown: list[int] = []
 
