@@ -26,7 +26,7 @@ __all__ = ["copy_records", "pack"]
 Progress = Callable[[int, int, int | None], None]
 
 CHUNK_ENTRIES = 64  # entries one task prepares: enough that handing tasks over costs nothing
-CHUNK_BYTES = 2 << 20  # and the bytes it holds at most, one larger record excepted
+CHUNK_BYTES = 1 << 19  # and the bytes it holds at most, one larger record excepted; more would leave the caches
 NOTHING = dict.fromkeys((column.name for column in IMAGE_COLUMNS), 0)
 
 
@@ -145,7 +145,7 @@ def copy_records(
             raise BadImagesError(where, report.problems)
         if not counts.records and not report.problems:
             passed = ", ".join(f"{count} {reason}" for reason, count in source.skipped.items()) or "nothing at all"
-            raise ConvertError(f"{where}: no image found ({passed}); name a folder that holds images")
+            raise ConvertError(f"{where}: no image found ({passed}); name what holds images")
     counts.fill(report, source.classes)
     report.path, report.files = writer.path, writer.files
     report.content_id = writer.content_id
@@ -204,7 +204,11 @@ def _ordered(source: Source, seed: int | None) -> Iterator[Any]:
 
 
 def _prepare_all(source: Source, entries: Iterator[Any], threads: int | None) -> Generator[_Prepared, None, None]:
-    """Load and sniff in threads, a bounded number of chunks ahead; yield in order."""
+    """Load and sniff in threads, a bounded number of chunks ahead; yield in order.
+
+    Records that come whole are looked at right here: that takes less time than handing them over, and they are still in
+    the processor's cache when they are written.
+    """
     workers = max(2, os.cpu_count() or 2) if threads is None else threads
     if workers < 1:
         raise ValueError(f"threads={threads} must be at least 1")
@@ -212,6 +216,9 @@ def _prepare_all(source: Source, entries: Iterator[Any], threads: int | None) ->
     pool = ThreadPoolExecutor(workers, thread_name_prefix="packfmt-read")
     try:
         for chunk in _chunks(source, entries):
+            if not pending and all(isinstance(entry, (Record, BadEntry)) for entry in chunk):
+                yield from _prepare(source, chunk)
+                continue
             pending.append(pool.submit(_prepare, source, chunk))
             if len(pending) > 2 * workers:
                 yield from pending.popleft().result()
