@@ -429,14 +429,16 @@ def children() -> set[int]:
     return {child.pid for child in found if child.status() != psutil.STATUS_ZOMBIE}
 
 
-def test_descriptors_and_threads_stay_the_same_over_epochs(ds: ImageDataset) -> None:
+def test_descriptors_and_threads_do_not_grow_over_epochs(ds: ImageDataset) -> None:
     loader = Loader(ds, 4)
     list(loader)
     before = open_descriptors(), decoding_threads()
     for _ in range(5):
         list(loader)
         next(iter(loader))
-    assert (open_descriptors(), decoding_threads()) == before
+    # Not "the same": what tests before this one left behind may end meanwhile.
+    assert open_descriptors() <= before[0]
+    assert decoding_threads() <= before[1]
 
 
 def test_batches_are_freed_as_they_are_dropped(ds: ImageDataset) -> None:
