@@ -22,7 +22,7 @@ from packfmt.images.encode import encode_jpeg
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-RUN = ["README.md", "docs/guide.md"]
+RUN = ["README.md", "docs/guide.md", "docs/converting.md"]
 
 # Lines of sh blocks that start with one of these are not run: they install things, need several processes, or are run
 # by another test.
