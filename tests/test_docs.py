@@ -26,7 +26,7 @@ RUN = ["README.md", "docs/guide.md", "docs/converting.md"]
 
 # Lines of sh blocks that start with one of these are not run: they install things, need several processes, or are run
 # by another test.
-NOT_RUN = ("sh tools/install.sh", "pip install", "git clone", "torchrun", "python tools/bench", "python examples/")
+NOT_RUN = ("sh tools/install.sh", "pip install", "git clone", "torchrun", "python -m tools.bench", "python examples/")
 
 
 @dataclass(frozen=True)
