@@ -233,6 +233,14 @@ def test_a_flipped_bit_in_any_byte_of_a_manifest_is_refused_or_harmless(shards: 
             assert read_all(shards) == expected, place  # white space, or an escape in another case
 
 
+def test_a_manifest_whose_shards_changed_their_order_is_refused(shards: Path) -> None:
+    body = json.loads(shards.read_bytes())
+    body["shards"].reverse()
+    shards.write_text(json.dumps(body))
+    with pytest.raises(FormatError, match="it does not match its checksum"):
+        storage.open(shards)
+
+
 def test_every_truncation_of_a_manifest_is_refused(shards: Path) -> None:
     raw = shards.read_bytes()
     for size in range(len(raw) - 2):  # the last two bytes are "}" and a line end, which JSON does not need

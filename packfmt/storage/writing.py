@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class ShardWriter(RecordingWriter):
         self._position += self._file.stream.write(data)
 
     def _put(self, offset: int, chunks: Iterable[bytes]) -> None:
-        for chunk in (bytes(offset - self._position), *chunks):
+        for chunk in chain([bytes(offset - self._position)], chunks):
             self._position += self._file.stream.write(chunk)
 
     def _complete(self) -> None:
