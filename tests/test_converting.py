@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,11 @@ def left(folder: Path) -> set[str]:
 
 
 def children() -> set[int]:
-    path = Path(f"/proc/{os.getpid()}/task")
-    return {int(pid) for task in path.iterdir() for pid in (task / "children").read_text().split()}
+    found: set[int] = set()
+    for task in Path(f"/proc/{os.getpid()}/task").iterdir():
+        with suppress(FileNotFoundError):  # a thread that has just ended
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
 
 
 # Every kind
