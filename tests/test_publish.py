@@ -432,9 +432,10 @@ def test_a_leftover_is_removed_even_where_the_target_is_refused(tmp_path: Path) 
     assert below(tmp_path) == ["out"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
 @SHARDED
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path, options: dict[str, Any]) -> None:
     (tmp_path / "closed").mkdir(mode=0o555)
+    if os.access(tmp_path / "closed", os.W_OK):
+        pytest.skip("this user may write anywhere")
     with pytest.raises(PermissionError, match="cannot write here"):
         storage.create(tmp_path / "closed" / "out", **options)

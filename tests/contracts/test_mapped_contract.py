@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from contracts.reader import ReaderContract, some_records
+from contracts.reader import ReaderContract, digest, some_records
 
 from packfmt import storage
 from packfmt.record import Record
@@ -50,6 +51,17 @@ class TestFewShardsOpen(TestSharded):
         monkeypatch.setattr("packfmt.storage.shards.max_open", lambda: 2)
 
 
-class TestGlob(TestSharded):
-    def open(self, path: str, **options: Any) -> storage.Reader:
-        return super().open(path.replace(".json", "-*.bin"), **options)
+@pytest.mark.parametrize("kind", ["pattern", "list"])
+def test_shards_opened_by_pattern_or_list_pickle_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    folder = tmp_path / "with [brackets]"
+    folder.mkdir()
+    write(folder / "out.json", some_records(60), shard_size=9000)
+    monkeypatch.chdir(folder)
+    source = "out-*.bin" if kind == "pattern" else sorted(Path().glob("out-*.bin"))
+    with storage.open(source) as reader:
+        raw, expected = pickle.dumps(reader), digest(reader)
+    monkeypatch.chdir(tmp_path)
+    with pickle.loads(raw) as copy:
+        assert (digest(copy), copy.content_id) == (expected, reader.content_id)
