@@ -18,7 +18,6 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import lmdb
@@ -113,6 +112,36 @@ def explain(error: lmdb.Error, path: str, doing: str) -> OSError | CorruptError:
     return CorruptError(f"{doing}: {error}; restore it from a copy", path=path)
 
 
+class _Borrowed:
+    """A cursor for the time of a ``with``.
+
+    A class, since the generator of ``contextlib`` is kept alive by a broken-off iteration before Python 3.11.
+    """
+
+    __slots__ = ("_cursor", "_environment", "_idle", "_path")
+
+    def __init__(self, environment: lmdb.Environment, idle: list[lmdb.Cursor], path: str) -> None:
+        self._environment, self._idle, self._path = environment, idle, path
+
+    def __enter__(self) -> lmdb.Cursor:
+        try:
+            self._cursor = self._idle.pop()
+        except IndexError:
+            self._cursor = self._new()
+        return self._cursor
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, lmdb.Error):
+            raise explain(error, self._path, "LMDB cannot read it") from error
+        self._idle.append(self._cursor)
+
+    def _new(self) -> lmdb.Cursor:
+        try:
+            return self._environment.begin(buffers=True).cursor()
+        except lmdb.Error as error:
+            raise explain(error, self._path, "LMDB cannot read it") from error
+
+
 class Environment:
     """An open environment. Thread-safe. Closed when the last reference goes, so never under a thread that reads: not
     even in a forked child, where LMDB would wait for ever for the threads that read in the parent.
@@ -178,23 +207,8 @@ class Environment:
     def _whole(self) -> memoryview:
         return self.bytes.section(0, self.bytes.size)
 
-    @contextmanager
-    def _cursor(self) -> Iterator[lmdb.Cursor]:
-        try:
-            cursor = self._idle.pop()
-        except IndexError:
-            cursor = self._new_cursor()
-        try:
-            yield cursor
-        except lmdb.Error as error:
-            raise explain(error, self._path, "LMDB cannot read it") from error
-        self._idle.append(cursor)
-
-    def _new_cursor(self) -> lmdb.Cursor:
-        try:
-            return self._environment.begin(buffers=True).cursor()
-        except lmdb.Error as error:
-            raise explain(error, self._path, "LMDB cannot read it") from error
+    def _cursor(self) -> _Borrowed:
+        return _Borrowed(self._environment, self._idle, self._path)
 
     def _place(self, key: bytes | memoryview, whole: memoryview) -> tuple[int, int]:
         """The place of the value whose key lies here in LMDB's map."""
