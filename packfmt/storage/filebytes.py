@@ -144,17 +144,12 @@ class _MapBytes:
             self._mapped().madvise(mmap.MADV_DONTNEED, start, offset + size - start)
 
     def check_size(self) -> None:
-        try:
-            found = self._mapped().size()
-        except ValueError:  # closed, or closed by another thread between the two calls
-            raise _closed(self._path) from None
-        _check_size(found, self.size, self._path)
+        _check_size(self._mapped().size(), self.size, self._path)
 
     def close(self) -> None:
-        mapped, self._map, self._view = self._map, None, None
-        if mapped is not None:
-            with suppress(BufferError):  # views are alive: the map goes when the last of them does
-                mapped.close()
+        # Not mmap.close: it would take the descriptor from a thread that asks for the size, and its number may be
+        # another file's by then. The map goes with the last reference: ours now, a view's or a thread's later.
+        self._map = self._view = None
 
     def _mapped(self) -> mmap.mmap:
         mapped = self._map

@@ -120,6 +120,9 @@ class _EnvironmentFile(ShardFile):
         offsets, sizes = np.array(places, np.uint64).reshape(-1, 2).T
         return offsets, sizes
 
+    def read_one(self, index: int, *, verify: bool) -> memoryview:
+        return self.read(np.array([index]), verify=verify)[0]
+
     def _refuse_other_entries(self) -> None:
         """Compare the numbers of entries, and sizes with the file's, before anything of such a size is made."""
         parts = [*self.directory.sections.values(), self.trailer.directory]

@@ -19,6 +19,8 @@ from packfmt.storage.shardfile import ShardFile
 
 __all__ = ["MappedReader"]
 
+PLAIN = (int, np.int64)  # what a single index usually is; others take the longer way, which knows them all
+
 
 class MappedReader(Reader):
     """One shard. Opening checks header, trailer and directory, whatever the number of records.
@@ -87,6 +89,8 @@ class MappedReader(Reader):
         return self._file.ranges(as_positions(indices, len(self), self.path))[0]
 
     def read(self, indices: Indices) -> list[memoryview]:
+        if len(indices) == 1 and type(indices[0]) in PLAIN and 0 <= indices[0] < len(self):
+            return [self._file.read_one(int(indices[0]), verify=self._verify)]
         return self._file.read(as_positions(indices, len(self), self.path), verify=self._verify)
 
     def will_need(self, indices: Indices) -> None:

@@ -23,6 +23,7 @@ except ImportError:  # Windows: leftovers of killed writers are not told from li
 
 __all__ = ["SUFFIX", "PendingFile", "fsync_folder", "lock", "refuse_existing", "temporary_name"]
 
+WRITE_BACK = 16 << 20  # bytes after which the disk is set to work, while more are being written
 BUFFER = 1 << 20  # bytes gathered before a write: one system call for many small records
 # Temporary names: PREFIX hash-of-name - random SUFFIX; of a guarded file, GUARDED and the guard's before the SUFFIX.
 PREFIX, GUARDED, SUFFIX = ".packfmt-", "-of-", ".tmp"
@@ -63,8 +64,17 @@ class PendingFile:
         self.temporary, descriptor = _create_locked(path, GUARDED + own if guard else "")
         self.stream: IO[bytes] = open(descriptor, "wb", buffering=BUFFER)  # noqa: SIM115 (closed by publish or discard)
         self._guarded = guard is not None
+        self._asked = 0
         self._finished = False
         self._withdrawable = False
+
+    def written(self, position: int) -> None:
+        """Hear how far the file has been written, and set the disk to work, so that ``finish`` has less to wait for."""
+        end = position - BUFFER  # the rest may lie in our own buffer
+        if end - self._asked >= WRITE_BACK and hasattr(os, "posix_fadvise"):
+            # Linux starts writing dirty pages that are said to be unneeded, and keeps them until they are written.
+            os.posix_fadvise(self.stream.fileno(), self._asked, end - self._asked, os.POSIX_FADV_DONTNEED)
+            self._asked = end
 
     def finish(self) -> None:
         """Write everything to the disk. Raises OSError where the disk refuses."""

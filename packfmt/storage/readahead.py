@@ -35,6 +35,11 @@ class ReadAhead:
         self._calm = 0
         self._faults = -1
 
+    @property
+    def resting(self) -> bool:
+        """Whether reads have long found everything in memory."""
+        return self._calm >= CALM
+
     def before(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:
         """Prepare to read these ranges."""
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt if resource is not None else 0

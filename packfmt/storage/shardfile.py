@@ -77,6 +77,19 @@ class ShardFile:
             raise self.corrupt(bad, f"{length} bytes at {offset} lie outside the records, which end at {end}")
         return offsets, lengths
 
+    def read_one(self, index: int, *, verify: bool) -> memoryview:
+        """The bytes of one record: as ``read``, without what only pays for many."""
+        self.bytes.check_size()
+        offset, length = int(self.index("offset")[index]), int(self.index("length")[index])
+        if not layout.HEADER.size <= offset <= offset + length <= self.trailer.records_end:
+            self.ranges(np.array([index]))  # says what is wrong
+        if length > PAGE:
+            self.ahead.before((offset,), (length,))
+        (view,) = self.bytes.slices((offset,), (length,))
+        if verify and record_checksum(view, index) != self.index("checksum")[index]:
+            self._check(np.array([index]), [view])
+        return view
+
     def read(self, positions: npt.NDArray[np.int64], *, verify: bool) -> list[memoryview]:
         """The bytes of records, in the asked order, read in the order they lie in the file."""
         offsets, lengths = self.ranges(positions)

@@ -75,10 +75,12 @@ class ShardWriter(RecordingWriter):
 
     def _store(self, data: Buffer) -> None:
         self._position += self._file.stream.write(data)
+        self._file.written(self._position)
 
     def _put(self, offset: int, chunks: Iterable[bytes]) -> None:
         for chunk in chain([bytes(offset - self._position)], chunks):
             self._position += self._file.stream.write(chunk)
+            self._file.written(self._position)
 
     def _complete(self) -> None:
         self._file.finish()

@@ -217,6 +217,7 @@ def bench_read(folder: Path, rounds: int) -> None:
             "os.pread loop": pread_loop,
         },
         rounds,
+        warm_up=6,  # until the reader has stopped asking for read-ahead
     )
     title = f"{count} records of {np.mean(lengths) / 1000:.0f} KB in random order, batches of 64, warm"
     report(title, times, count, "/s")

@@ -28,11 +28,14 @@ def seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def in_turn(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+def in_turn(
+    contenders: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 1
+) -> dict[str, list[float]]:
     """Time the contenders A B C, A B C, ..., so that a drift of the machine's speed meets all of them alike."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for function in contenders.values():
-        function()  # warm-up, not counted
+        for _ in range(warm_up):
+            function()  # not counted
     for _ in range(rounds):
         for name, function in contenders.items():
             times[name].append(seconds(function))
