@@ -11,7 +11,6 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import click
-from tqdm import tqdm
 
 __all__ = ["parse_size", "print_json", "print_table", "progress_bar", "readable_size"]
 
@@ -103,6 +102,8 @@ def progress_bar(verb: str, *, shown: bool = True) -> Iterator[Any]:
 
 class _Bar:
     def __init__(self, verb: str) -> None:
+        from tqdm import tqdm  # here, since importing it takes longer than most commands
+
         self._bar = tqdm(desc=verb, unit=" images", unit_scale=True, file=sys.stderr, mininterval=0.2)
         self._started = time.perf_counter()
 

@@ -50,11 +50,11 @@ KINDS = {
     kind.name: kind
     for kind in (
         Kind("pack", "pack", "PackSource", "a packfmt shard, several, a manifest, or a pack in LMDB", several=True),
-        Kind("hdf5", "hdf5", "HDF5Source", "HDF5: arrays, encoded bytes, groups per class, episodes"),
+        Kind("tar", "tar", "TarSource", "WebDataset tar shards and other tars, also compressed", several=True),
+        Kind("zip", "zip", "ZipSource", "zip archive of images, flat or with class folders"),
         Kind("parquet", "parquet", "ParquetSource", "Parquet: Hugging Face images, binary columns", several=True),
         Kind("tfrecord", "tfrecord", "TFRecordSource", "TFRecord of tf.train.Example", several=True),
-        Kind("zip", "zip", "ZipSource", "zip archive of images, flat or with class folders"),
-        Kind("tar", "tar", "TarSource", "WebDataset tar shards and other tars, also compressed", several=True),
+        Kind("hdf5", "hdf5", "HDF5Source", "HDF5: arrays, encoded bytes, groups per class, episodes"),
         Kind("lmdb", "lmdb", "LMDBSource", "LMDB: text recognition, BasicSR, Caffe, LSUN, folder2lmdb and others"),
         Kind("coco", "annotations", "coco:CocoSource", "COCO JSON annotations with their images"),
         Kind("voc", "annotations", "voc:VocSource", "Pascal VOC: JPEGImages/ and Annotations/"),
