@@ -10,7 +10,6 @@ import torch
 from training_packs import CROP, FORKS_BESIDE_THREADS, make_pack
 
 from packfmt import DecodeError, ImageDataset, Loader, LoaderStats
-from packfmt.training import batch
 from packfmt.training import loader as loader_module
 from packfmt.training.batch import Timing
 from packfmt.training.stats import KEYS, SLOWEST, StatsRecorder
@@ -145,9 +144,7 @@ def test_counting_anew_in_the_middle(pack: str) -> None:
     assert loader.stats().wait > 0
 
 
-@pytest.mark.parametrize("large", [0, 1 << 30])
-def test_the_slowest_sample_is_named(pack: str, monkeypatch: pytest.MonkeyPatch, large: int) -> None:
-    monkeypatch.setattr(batch, "LARGE_RECORD", large)
+def test_the_slowest_sample_is_named(pack: str) -> None:
     loader = Loader(ImageDataset(pack, crop=CROP, threads=2), 8, shuffle=False)
     list(loader)
     slowest = loader.stats().slowest

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import sub
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ __all__ = ["Allocate", "BatchJob", "BatchPlan", "Recipe", "Timing", "plan_batch"
 Pixels = npt.NDArray[np.uint8]
 
 MAX_CHUNK = 32  # images per task: enough that handing tasks over costs nothing
-LARGE_RECORD = 16 << 10  # bytes from which timing every sample by itself costs under 1 %
+SLOW_SAMPLES = 3  # of a batch that are remembered
 
 
 @dataclass(slots=True)
@@ -106,15 +107,9 @@ class BatchJob:
         began = time.perf_counter()
         records = self._read(start, stop)
         read = time.perf_counter()
-        if self.recipe.reader.record_bytes >= LARGE_RECORD:
-            for position in range(start, stop):
-                before = time.perf_counter()
-                self._decode(records[position - start : position - start + 1], position)
-                self._note_time(time.perf_counter() - before, position)
-        else:
-            self._decode(records, start)
-            if records:
-                self._note_time((time.perf_counter() - read) / len(records), start)
+        ends = [read]
+        self._decode(records, start, ends)
+        self._note_slow(ends, start)
         decoded = time.perf_counter()
         if self.recipe.transform is not None:
             for position in range(start, stop):
@@ -125,8 +120,12 @@ class BatchJob:
         self.timing.decode += decoded - read
         self.timing.transform += done - decoded
 
-    def _note_time(self, seconds: float, position: int) -> None:
-        self.timing.slowest.append((seconds, int(self.plan.indices[position])))
+    def _note_slow(self, ends: list[float], start: int) -> None:
+        """Remember the chunk's slowest sample."""
+        spent = list(map(sub, ends[1:], ends))
+        if spent:
+            slowest = max(spent)
+            self.timing.slowest.append((slowest, int(self.plan.indices[start + spent.index(slowest)])))
 
     def _read(self, start: int, stop: int) -> list[memoryview]:
         reader, indices = self.recipe.reader, self.plan.indices
@@ -144,12 +143,13 @@ class BatchJob:
             self.failures[position] = error.with_traceback(None)
             return memoryview(b"")
 
-    def _decode(self, records: Sequence[memoryview], start: int) -> None:
+    def _decode(self, records: Sequence[memoryview], start: int, ends: list[float]) -> None:
         plan, decoder = self.plan, self.recipe.decoder
         stop = start + len(records)
         if plan.out is None:
             for position, record in enumerate(records, start):
                 self._decode_alone(position, record)
+                ends.append(time.perf_counter())
             return
         failures = decoder.decode_into(
             records,
@@ -157,6 +157,7 @@ class BatchJob:
             boxes=None if plan.boxes is None else plan.boxes[start:stop],
             flips=None if plan.flips is None else plan.flips[start:stop],
             orientations=None if plan.orientations is None else plan.orientations[start:stop],
+            ends=ends,
         )
         for place, message in failures:
             self._fail(start + place, message)

@@ -23,6 +23,7 @@ from packfmt.training.ahead import Ahead
 from packfmt.training.batch import BatchJob
 from packfmt.training.plan import Allocate, Recipe, plan_batch
 from packfmt.training.pool import CallerPool, DecodePool
+from packfmt.training.recycle import Recycler
 from packfmt.training.resize import resize
 from packfmt.training.samples import Samples, make_batch, present
 from packfmt.training.targets import Targets
@@ -99,6 +100,7 @@ class ImageDataset(Dataset[Any]):
         self._output = output
         self._targets = Targets(self.reader, fields, target_transform)
         self._pool = DecodePool(threads)
+        self._recycler = Recycler()
         self.seed = seed
         self.epoch = 0
         self.lookahead = lookahead
@@ -162,13 +164,14 @@ class ImageDataset(Dataset[Any]):
         Args:
             indices: (N,) record indices.
             epoch: that keys the random numbers.
-            allocate: gives the array for decoded images by its shape (N, H, W, C); None takes new memory.
+            allocate: gives the array for decoded images by its shape (N, H, W, C); None takes the dataset's own.
             then: called with the job in the thread that finishes last; ``job.product`` is what it returned.
         """
         positions = self._positions(indices)
         with suppress(CorruptError):  # said where the record is read
             self.reader.will_need(positions)  # the whole batch at once, and before the threads come to it
-        plan = plan_batch(self._recipe, positions, sample_keys(self.seed, epoch, positions), allocate)
+        keys = sample_keys(self.seed, epoch, positions)
+        plan = plan_batch(self._recipe, positions, keys, allocate or self._recycler.allocate)
         return BatchJob(self._recipe, plan, self._pool, then)
 
     def finish(self, job: BatchJob) -> Samples:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from packfmt.randomness import batch_rng
-from packfmt.training.batch import BatchJob, Timing
+from packfmt.training.batch import SLOW_SAMPLES, BatchJob, Timing
 from packfmt.training.collate import Collate
 from packfmt.training.dataset import ImageDataset
 from packfmt.training.plan import Allocate
@@ -21,7 +21,6 @@ from packfmt.training.samples import make_batch
 __all__ = ["Engine", "Finish", "Made", "Request", "ThreadEngine", "made_of"]
 
 Mix = Callable[..., Any]
-SLOW_SAMPLES = 3  # per batch that are remembered
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class LoaderStats:
         depth: batches ready when one was asked for, on average.
         skipped: records left out by ``on_error="skip"``.
         skipped_keys: their keys (file and number, where the key is damaged too), the first thousand.
-        slowest: (seconds, key) of the slowest samples. Where records are small, a sample stands for its chunk's mean.
+        slowest: (seconds, key) of the samples that took longest to decode.
     """
 
     batches: int = 0

@@ -26,7 +26,7 @@ import torch
 import packfmt
 from packfmt.images.sniff import sniff
 from packfmt.record import IMAGE_COLUMNS
-from packfmt.training import batch, engine, stats
+from packfmt.training import batch, stats
 from packfmt.training.batch import BatchJob, Timing
 from packfmt.training.stats import StatsRecorder
 from tools.bench.photos import jpegs
@@ -58,7 +58,7 @@ def nothing_recorded() -> Iterator[None]:
     still = SimpleNamespace(perf_counter=lambda: 0.0)
     with (
         mock.patch.multiple(StatsRecorder, add=ignore, add_batch=ignore, leave=ignore, come_back=ignore),
-        mock.patch.object(BatchJob, "_note_time", ignore),
+        mock.patch.object(BatchJob, "_note_slow", ignore),
         mock.patch.object(batch, "time", still),
     ):
         yield
@@ -74,20 +74,22 @@ def epoch(loader: packfmt.Loader) -> torch.Tensor | None:
     return last
 
 
-def record_a_batch(recorder: StatsRecorder, per_sample: bool) -> None:
+def record_a_batch(recorder: StatsRecorder) -> None:
     """All that is recorded of one batch, in the threads and in the consumer's."""
     timing = Timing()
     job: Any = SimpleNamespace(timing=timing, plan=SimpleNamespace(indices=np.arange(BATCH)))
     clock = time.perf_counter
     for start in range(0, BATCH, BATCH // CHUNKS):
         began, read, decoded, done = clock(), clock(), clock(), clock()
-        for place in range(BATCH // CHUNKS if per_sample else 1):
-            BatchJob._note_time(job, clock() - clock(), start + place)
+        ends = [read]
+        for _ in range(BATCH // CHUNKS):
+            ends.append(clock())
+        BatchJob._note_slow(job, ends, start)
         timing.read += read - began
         timing.decode += decoded - read
         timing.transform += done - decoded
     timing.collate = clock() - clock()
-    timing.slowest = sorted(timing.slowest, reverse=True)[: engine.SLOW_SAMPLES]
+    timing.slowest = sorted(timing.slowest, reverse=True)[: batch.SLOW_SAMPLES]
     recorder.add_batch(BATCH, timing, [], 2)
     for stage in ("transfer", "wait"):
         recorder.add(stage, clock() - clock())
@@ -95,14 +97,14 @@ def record_a_batch(recorder: StatsRecorder, per_sample: bool) -> None:
     recorder.come_back()
 
 
-def alone(per_sample: bool) -> float:
+def alone() -> float:
     """Seconds that the recording of one batch takes."""
     recorder = StatsRecorder()
     times = []
     for _ in range(50):
         began = time.perf_counter()
         for _ in range(100):
-            record_a_batch(recorder, per_sample)
+            record_a_batch(recorder)
         times.append((time.perf_counter() - began) / 100)
     return statistics.median(times)
 
@@ -129,7 +131,7 @@ def measure(path: Path, options: argparse.Namespace, side: int, target: int) -> 
     loader = packfmt.Loader(dataset, BATCH)
     times = compare(loader, options.rounds)
     report(f"{side} x {side} pixels, {dataset.reader.record_bytes:.0f} bytes", times, options.records, "images/s")
-    per_batch = alone(dataset.reader.record_bytes >= batch.LARGE_RECORD)
+    per_batch = alone()
     whole = statistics.median(times["recording"]) / (options.records / BATCH)
     print(f"  recording alone: {per_batch * 1e6:.0f} µs per batch of {BATCH} that takes {whole * 1e3:.1f} ms")
     print(f"  with / without: {ratio(times, 'recording', 'not recording'):.4f}")
@@ -147,8 +149,7 @@ def main() -> None:
     print(machine())
     with tempfile.TemporaryDirectory() as folder:
         measure(Path(folder) / "small.bin", options, options.side, 2000)
-        # From this size on every sample is timed by itself.
-        measure(Path(folder) / "large.bin", options, 224, batch.LARGE_RECORD + 2000)
+        measure(Path(folder) / "large.bin", options, 224, 18_000)
 
 
 if __name__ == "__main__":
