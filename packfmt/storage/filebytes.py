@@ -25,9 +25,10 @@ class FileBytes(Protocol):
     """Random access to a file that is not changed while open. Thread-safe: no seek position, no lock."""
 
     size: int
+    any_order: bool  # whether ``slices`` takes ranges as they come
 
     def slices(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
-        """Read-only views of these ranges, which are in ascending order of offset."""
+        """Read-only views of these ranges, in ascending order of offset unless ``any_order``."""
 
     def section(self, offset: int, size: int) -> memoryview:
         """A read-only view of one long range."""
@@ -117,6 +118,8 @@ class _Descriptor:
 class _MapBytes:
     """The whole file mapped read-only. One descriptor, held by the map."""
 
+    any_order = True
+
     def __init__(self, path: str, descriptor: _Descriptor, size: int) -> None:
         self._path = path
         self.size = size
@@ -166,6 +169,8 @@ class _MapBytes:
 
 class _PreadBytes:
     """Reads with pread into memory of our own: no SIGBUS, no page faults, works where maps do not."""
+
+    any_order = False
 
     def __init__(self, path: str, descriptor: _Descriptor, size: int) -> None:
         self._path = path

@@ -138,6 +138,8 @@ class _EnvironmentFile(ShardFile):
 class _EnvironmentBytes:
     """An environment's bytes: a section by its place in the shard, ranges of records by theirs in the data file."""
 
+    any_order = True
+
     def __init__(self, path: str) -> None:
         self._path = path
         environment = open_environment(path)

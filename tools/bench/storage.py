@@ -166,7 +166,7 @@ def bench_read(folder: Path, rounds: int) -> None:
     order = np.random.default_rng(0).permutation(count)
     batches = [order[i : i + 64] for i in range(0, count, 64)]
     keys = [[int(i).to_bytes(8, "big") for i in batch] for batch in batches]
-    digest = xxhash.xxh3_64_intdigest
+    numbers = [batch.tolist() for batch in batches]
 
     def ours() -> None:
         for batch in batches:
@@ -192,9 +192,9 @@ def bench_read(folder: Path, rounds: int) -> None:
 
     def lmdb_views_hashed() -> None:
         with env.begin(buffers=True) as txn:
-            for batch in keys:
-                for key in batch:
-                    digest(txn.get(key))
+            for batch, ordinals in zip(keys, numbers, strict=True):
+                for key, ordinal in zip(batch, ordinals, strict=True):
+                    record_checksum(txn.get(key), ordinal)
 
     def pread_loop() -> None:
         for batch in batches:
