@@ -165,8 +165,6 @@ def bench_read(folder: Path, rounds: int) -> None:
     env = lmdb.open(str(env_path), readonly=True, lock=False, readahead=False)
     order = np.random.default_rng(0).permutation(count)
     batches = [order[i : i + 64] for i in range(0, count, 64)]
-    keys = [[int(i).to_bytes(8, "big") for i in batch] for batch in batches]
-    numbers = [batch.tolist() for batch in batches]
 
     def ours() -> None:
         for batch in batches:
@@ -187,14 +185,14 @@ def bench_read(folder: Path, rounds: int) -> None:
 
     def lmdb_views() -> None:
         with env.begin(buffers=True) as txn:
-            for batch in keys:
-                [txn.get(key) for key in batch]
+            for batch in batches:
+                [txn.get(i.to_bytes(8, "big")) for i in batch.tolist()]
 
     def lmdb_views_hashed() -> None:
         with env.begin(buffers=True) as txn:
-            for batch, ordinals in zip(keys, numbers, strict=True):
-                for key, ordinal in zip(batch, ordinals, strict=True):
-                    record_checksum(txn.get(key), ordinal)
+            for batch in batches:
+                for i in batch.tolist():
+                    record_checksum(txn.get(i.to_bytes(8, "big")), i)
 
     def pread_loop() -> None:
         for batch in batches:
@@ -203,7 +201,8 @@ def bench_read(folder: Path, rounds: int) -> None:
 
     expected = [images[int(i) % len(images)] for i in order[:64]]
     with env.begin(buffers=True) as txn:
-        same = [bytes(v) for v in reader.read(order[:64])] == expected == [bytes(txn.get(k)) for k in keys[0]]
+        found = [bytes(txn.get(int(i).to_bytes(8, "big"))) for i in order[:64]]
+        same = [bytes(v) for v in reader.read(order[:64])] == expected == found
     if not same or os.pread(descriptor, lengths[3], offsets[3]) != images[3]:
         raise SystemExit("the contenders do not read the same bytes")
     times = in_turn(
