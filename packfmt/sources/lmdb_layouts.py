@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +42,7 @@ def key_text(key: bytes) -> str:
     return key.decode("utf-8", "surrogateescape")
 
 
-class Layout:
+class Layout(ABC):
     """One way to keep images in a database.
 
     Attributes:
@@ -63,9 +64,9 @@ class Layout:
         self.skipped: Counter[str] = Counter()
         self.found = 0
 
+    @abstractmethod
     def items(self) -> Iterator[Item]:
         """The records in order; the buffers are views of the file."""
-        raise NotImplementedError
 
     def located(self) -> bool:
         """Whether the parent can read the values where they lie in the file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -56,9 +57,9 @@ class _Around(Source):
         except DecodeError:
             return replace(entry, data=None, columns=None)
 
+    @abstractmethod
     def _change(self, key: str, columns: dict[str, Any]) -> dict[str, Any]:
         """The columns of one record as they are to be. Raises DecodeError where that cannot be told."""
-        raise NotImplementedError
 
 
 class JoinedSource(_Around):
