@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from packfmt.errors import FormatError
 from packfmt.record import Column
-from packfmt.storage.base import Reader, Writer
+from packfmt.storage.base import Reader, Verify, Writer
 from packfmt.storage.filebytes import IO
 from packfmt.storage.lmdb import LMDBReader
 from packfmt.storage.lmdb_environment import is_environment
@@ -28,7 +28,7 @@ def open(
     path: PathLike | Sequence[PathLike],
     *,
     io: IO = "auto",
-    verify: bool = True,
+    verify: Verify = True,
     check: Literal["quick", "full"] = "quick",
 ) -> Reader:
     """Open a pack for reading.
@@ -37,7 +37,8 @@ def open(
         path: a shard, a manifest (``out.json``), a list of shards, a glob pattern, or an LMDB environment (a folder
             with ``data.mdb``, or such a file).
         io: "mmap"; "pread", for network file systems; "auto" chooses by the file system.
-        verify: check each record's checksum when it is read.
+        verify: check each record's checksum when it is read (True); "once", when it is first read while the pack is
+            open, which spares the time afterwards but not a bit that turns in between; False, never.
         check: "quick" checks header, directory and trailer, in constant time; "full" checks every byte.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,11 @@ import numpy.typing as npt
 from packfmt.record import KEY, Record
 from packfmt.storage.columns import Columns
 
-__all__ = ["Buffer", "Indices", "Reader", "RowColumns", "StoredRecord", "Writer", "as_positions"]
+__all__ = ["Buffer", "Indices", "Reader", "RowColumns", "StoredRecord", "Verify", "Writer", "as_positions"]
 
 Buffer = bytes | bytearray | memoryview
 Indices = Sequence[int] | npt.NDArray[Any]
+Verify = bool | Literal["once"]  # when a record's checksum is checked: at each reading, never, or at the first
 
 ITERATION_CHUNK = 64  # records read at once when iterating
 ITERATION_BYTES = 4 << 20  # or fewer, where records are large
@@ -115,6 +116,12 @@ class Reader(ABC):
         Raises:
             IndexError: the index is outside 0 to len - 1.
         """
+
+    @staticmethod
+    def refuse_unknown(verify: Verify) -> None:
+        """Raise ValueError if ``verify`` is none of True, False and "once"."""
+        if verify not in (True, False, "once"):
+            raise ValueError(f"verify={verify!r}, allowed are True, False and 'once'")
 
     def refuse_damaged(self, check: str) -> None:
         """What a constructor does about ``check``: "quick" nothing more, "full" close and raise the first fault."""

@@ -17,13 +17,11 @@ import numpy.typing as npt
 
 from packfmt import format as layout
 from packfmt.errors import FormatError
-from packfmt.storage.base import Indices, as_positions
-from packfmt.storage.columns import Columns
+from packfmt.storage.base import Indices, Verify, as_positions
 from packfmt.storage.filebytes import IO
 from packfmt.storage.lmdb_environment import Environment, data_file, open_environment
 from packfmt.storage.mapped import MappedReader
-from packfmt.storage.readahead import ReadAhead
-from packfmt.storage.shardfile import ShardFile, read_frame
+from packfmt.storage.shardfile import ShardFile
 
 __all__ = ["CHUNK", "LMDBReader", "chunk_key", "record_key"]
 
@@ -64,24 +62,15 @@ class LMDBReader(MappedReader):
         path: str | os.PathLike[str],
         *,
         io: IO = "auto",
-        verify: bool = True,
+        verify: Verify = True,
         check: Literal["quick", "full"] = "quick",
         content_id: str | None = None,
     ) -> None:
         if io not in ("auto", "mmap"):
             raise ValueError(f"io={io!r}, allowed are 'auto' and 'mmap' for an LMDB environment")
-        self.path = os.fspath(path)
-        self._absolute = os.path.abspath(self.path)
-        self._verify = verify
         self.io = "lmdb"
-        self._file = _EnvironmentFile(self.path)
-        self.content_id = self._file.trailer.content_id.hex()
-        if content_id not in (None, self.content_id):
-            raise FormatError(f"{self.path}: holds {self.content_id}, expected {content_id}: the file was replaced")
-        self.classes = self._file.directory.classes
-        self.metadata = self._file.directory.metadata
-        self.columns = Columns(tuple(self._file.described), self._file.column)
-        self.refuse_damaged(check)
+        self.refuse_unknown(verify)
+        self._lay_over(_EnvironmentFile(os.fspath(path)), verify, check, content_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_reopen, (self._absolute, self._verify, self.content_id))
@@ -103,13 +92,8 @@ class _EnvironmentFile(ShardFile):
     bytes: _EnvironmentBytes
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        self.bytes = _EnvironmentBytes(path)
-        self.ahead = ReadAhead(self.bytes.read_ahead)
-        self.trailer, self.directory = read_frame(self.bytes, path)
-        self.described = {column.name: column for column in self.directory.columns}
-        self._index = {}
-        self._checked = {}
+        source = _EnvironmentBytes(path)
+        super().__init__(path, source, source.read_ahead)
         self._refuse_other_entries()
 
     def ranges(self, positions: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
@@ -120,7 +104,7 @@ class _EnvironmentFile(ShardFile):
         offsets, sizes = np.array(places, np.uint64).reshape(-1, 2).T
         return offsets, sizes
 
-    def read_one(self, index: int, *, verify: bool) -> memoryview:
+    def read_one(self, index: int, *, verify: Verify) -> memoryview:
         return self.read(np.array([index]), verify=verify)[0]
 
     def _refuse_other_entries(self) -> None:
@@ -206,5 +190,5 @@ class _EnvironmentBytes:
         return environment
 
 
-def _reopen(path: str, verify: bool, content_id: str) -> LMDBReader:
+def _reopen(path: str, verify: Verify, content_id: str) -> LMDBReader:
     return LMDBReader(path, verify=verify, content_id=content_id)

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from packfmt import format as layout
 from packfmt.errors import FormatError
-from packfmt.storage.base import Indices, Reader, as_positions
+from packfmt.storage.base import Indices, Reader, Verify, as_positions
 from packfmt.storage.checks import shard_problems
 from packfmt.storage.columns import Columns
-from packfmt.storage.filebytes import IO, choose_io
+from packfmt.storage.filebytes import IO, choose_io, open_bytes
 from packfmt.storage.shardfile import ShardFile
 
 __all__ = ["MappedReader"]
@@ -28,7 +28,7 @@ class MappedReader(Reader):
     Args:
         path: the shard file.
         io: "mmap", "pread" (network file systems), or "auto".
-        verify: check each record's checksum when it is read.
+        verify: check each record's checksum when it is read (True), when it is first read ("once"), or never (False).
         check: "quick", or "full" to check every byte now.
         content_id: refuse a file with another content id (used when a pickled reader is opened again).
 
@@ -43,15 +43,23 @@ class MappedReader(Reader):
         path: str | os.PathLike[str],
         *,
         io: IO = "auto",
-        verify: bool = True,
+        verify: Verify = True,
         check: Literal["quick", "full"] = "quick",
         content_id: str | None = None,
     ) -> None:
-        self.path = os.fspath(path)
+        name = os.fspath(path)
+        self.io = choose_io(name, io)
+        self.refuse_unknown(verify)
+        self._lay_over(ShardFile(name, open_bytes(name, self.io)), verify, check, content_id)
+
+    def _lay_over(
+        self, file: ShardFile, verify: Verify, check: Literal["quick", "full"], content_id: str | None
+    ) -> None:
+        """Become the reader of an open shard."""
+        self.path = file.path
         self._absolute = os.path.abspath(self.path)  # now: the process may change its folder before it pickles
-        self._verify = verify
-        self.io = choose_io(self.path, io)
-        self._file = ShardFile(self.path, self.io)
+        self._verify: Verify = verify
+        self._file = file
         self.content_id = self._file.trailer.content_id.hex()
         if content_id not in (None, self.content_id):
             raise FormatError(f"{self.path}: holds {self.content_id}, expected {content_id}: the file was replaced")
@@ -106,5 +114,5 @@ class MappedReader(Reader):
         return shard_problems(self._file)
 
 
-def _reopen(path: str, io: IO, verify: bool, content_id: str) -> MappedReader:
+def _reopen(path: str, io: IO, verify: Verify, content_id: str) -> MappedReader:
     return MappedReader(path, io=io, verify=verify, content_id=content_id)

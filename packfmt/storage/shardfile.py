@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ from packfmt import format as layout
 from packfmt.errors import CorruptError, FormatError, PackfmtError
 from packfmt.format import Directory, Section, Trailer, record_checksum
 from packfmt.record import KEY, Column
+from packfmt.storage.base import Verify
 from packfmt.storage.columns import RaggedColumn
-from packfmt.storage.filebytes import IO, FileBytes, open_bytes
+from packfmt.storage.filebytes import FileBytes
 from packfmt.storage.readahead import ReadAhead
 
 __all__ = ["ShardFile", "read_frame"]
@@ -29,22 +30,26 @@ class ShardFile:
     Thread-safe. Array positions must lie inside the file: the reader checks them.
 
     Args:
-        path: the shard file.
-        io: "mmap", "pread", or "auto".
+        path: the shard, for errors.
+        source: its bytes; closed with it.
+        ask: starts reading records, where ``source.will_need`` does not.
 
     Raises:
         FormatError: not a shard, of an unknown version, truncated, or damaged outside of records and columns.
         OSError: the file cannot be read.
     """
 
-    def __init__(self, path: str, io: IO) -> None:
+    def __init__(
+        self, path: str, source: FileBytes, ask: Callable[[Sequence[int], Sequence[int]], None] | None = None
+    ) -> None:
         self.path = path
-        self.bytes: FileBytes = open_bytes(path, io)
-        self.ahead = ReadAhead(self.bytes.will_need)
+        self.bytes = source
+        self.ahead = ReadAhead(ask or source.will_need)
         self.trailer, self.directory = read_frame(self.bytes, path)
         self.described = {column.name: column for column in self.directory.columns}
         self._index: dict[str, npt.NDArray[np.uint64]] = {}
         self._checked: dict[str, npt.NDArray[Any] | RaggedColumn] = {}
+        self._passed: npt.NDArray[np.bool_] | None = None  # which records have been checked, once one was
 
     def close(self) -> None:
         """Release the file; arrays handed out stay valid."""
@@ -77,7 +82,7 @@ class ShardFile:
             raise self.corrupt(bad, f"{length} bytes at {offset} lie outside the records, which end at {end}")
         return offsets, lengths
 
-    def read_one(self, index: int, *, verify: bool) -> memoryview:
+    def read_one(self, index: int, *, verify: Verify) -> memoryview:
         """The bytes of one record: as ``read``, without what only pays for many."""
         self.bytes.check_size()
         offset, length = int(self.index("offset")[index]), int(self.index("length")[index])
@@ -86,11 +91,11 @@ class ShardFile:
         if length > PAGE:
             self.ahead.before((offset,), (length,))
         (view,) = self.bytes.slices((offset,), (length,))
-        if verify and record_checksum(view, index) != self.index("checksum")[index]:
-            self._check(np.array([index]), [view])
+        if verify == "once" or (verify and record_checksum(view, index) != self.index("checksum")[index]):
+            self._check(np.array([index]), [view], verify)
         return view
 
-    def read(self, positions: npt.NDArray[np.int64], *, verify: bool) -> list[memoryview]:
+    def read(self, positions: npt.NDArray[np.int64], *, verify: Verify) -> list[memoryview]:
         """The bytes of records, in the asked order, read in the order they lie in the file.
 
         Where all is in memory it is read in the asked order, which is quicker then.
@@ -101,7 +106,7 @@ class ShardFile:
             self.ahead.before(starts, sizes)
             views = self.bytes.slices(starts, sizes)
             if verify:
-                self._check(positions, views)
+                self._check(positions, views, verify)
             return views
         order = np.argsort(offsets, kind="stable")
         starts, sizes = offsets[order].tolist(), lengths[order].tolist()
@@ -109,7 +114,7 @@ class ShardFile:
             self.ahead.before(starts, sizes)
         views = self.bytes.slices(starts, sizes)
         if verify:
-            self._check(positions[order], views)
+            self._check(positions[order], views, verify)
         out: list[memoryview] = [views[0]] * len(views) if views else []
         for place, view in zip(order.tolist(), views, strict=True):
             out[place] = view
@@ -179,11 +184,24 @@ class ShardFile:
             key = None
         return CorruptError(message, path=self.path, index=index, key=key)
 
-    def _check(self, positions: npt.NDArray[np.int64], views: list[memoryview]) -> None:
+    def _check(self, positions: npt.NDArray[np.int64], views: list[memoryview], verify: Verify) -> None:
+        if verify == "once":
+            self._check_new(positions, views)
+            return
         sums = self.index("checksum")[positions].tolist()
         for index, view, stated in zip(positions.tolist(), views, sums, strict=True):
             if record_checksum(view, index) != stated:
                 raise self.corrupt(index, f"its {len(view)} bytes do not match their checksum; restore the file")
+
+    def _check_new(self, positions: npt.NDArray[np.int64], views: list[memoryview]) -> None:
+        """Check those that never passed. A race between threads checks one twice."""
+        if self._passed is None:
+            self._passed = np.zeros(self.trailer.count, np.bool_)  # takes memory where it is written, a page at a time
+        passed = self._passed
+        due = np.flatnonzero(~passed[positions])
+        if due.size:
+            self._check(positions[due], [views[i] for i in due.tolist()], True)
+            passed[positions[due]] = True
 
     def _rows(self, column: Column, section: Section) -> int:
         return section.size // column.row_bytes if column.ragged else self.trailer.count

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from packfmt.errors import FormatError
 from packfmt.format import HEADER, Directory
-from packfmt.storage.base import Indices, Reader, as_positions
+from packfmt.storage.base import Indices, Reader, Verify, as_positions
 from packfmt.storage.columns import Columns, JoinedColumn
 from packfmt.storage.filebytes import IO, choose_io, open_bytes
 from packfmt.storage.manifest import Manifest, join_ids
@@ -54,13 +54,14 @@ class ShardedReader(Reader):
         source: str | Sequence[str],
         *,
         io: IO = "auto",
-        verify: bool = True,
+        verify: Verify = True,
         check: Literal["quick", "full"] = "quick",
         content_id: str | None = None,
     ) -> None:
         self.path = source if isinstance(source, str) else f"[{', '.join(source[:2])}{', ...' * (len(source) > 2)}]"
         self._source = _absolute(source)
-        self._verify = verify
+        self.refuse_unknown(verify)
+        self._verify: Verify = verify
         paths, expected = _find_shards(source)
         self.io = choose_io(paths[0], io)
         directory = self._read_frames(paths, expected)
@@ -171,13 +172,13 @@ class _OpenShards:
     another thread in), and in a race a shard is at worst opened twice.
     """
 
-    def __init__(self, path: str, paths: Sequence[str], ids: Sequence[str], io: IO, verify: bool) -> None:
+    def __init__(self, path: str, paths: Sequence[str], ids: Sequence[str], io: IO, verify: Verify) -> None:
         self.paths = tuple(paths)
         self._absolute = [os.path.abspath(shard) for shard in paths]  # they are opened when the folder may have changed
         self._path = path
         self._ids = tuple(ids)
         self._io: IO = io
-        self._verify = verify
+        self._verify: Verify = verify
         self._open: dict[int, MappedReader] = {}
         self._used: dict[int, int] = {}
         self._clock = count()
@@ -251,5 +252,5 @@ def _absolute(source: str | Sequence[str]) -> str | tuple[str, ...]:
     return os.path.join(folder, source)
 
 
-def _reopen(source: str | tuple[str, ...], io: IO, verify: bool, content_id: str) -> ShardedReader:
+def _reopen(source: str | tuple[str, ...], io: IO, verify: Verify, content_id: str) -> ShardedReader:
     return ShardedReader(source, io=io, verify=verify, content_id=content_id)

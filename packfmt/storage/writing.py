@@ -12,6 +12,7 @@ from typing import Any
 from packfmt import format as layout
 from packfmt.record import Column
 from packfmt.storage.base import Buffer
+from packfmt.storage.filebytes import open_bytes
 from packfmt.storage.keys import KeyHashes
 from packfmt.storage.publish import PendingFile
 from packfmt.storage.recording import RecordingWriter
@@ -62,7 +63,8 @@ class ShardWriter(RecordingWriter):
 
     def written_keys(self) -> Iterator[bytes]:
         if len(self) and self.content_id:
-            with closing(ShardFile(os.fspath(self._file.temporary), "auto")) as file:
+            path = os.fspath(self._file.temporary)
+            with closing(ShardFile(path, open_bytes(path, "auto"))) as file:
                 yield from file.keys()
         else:
             yield from super().written_keys()

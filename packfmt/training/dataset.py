@@ -18,6 +18,7 @@ from packfmt.images.decode import Decoder
 from packfmt.images.geometry import Crop, HorizontalFlip
 from packfmt.randomness import sample_keys
 from packfmt.storage import Reader
+from packfmt.storage.base import Verify
 from packfmt.storage.filebytes import IO
 from packfmt.training.ahead import Ahead
 from packfmt.training.batch import BatchJob
@@ -59,7 +60,7 @@ class ImageDataset(Dataset[Any]):
         on_error: "raise" at a record that cannot be read or decoded, or "skip" it: batches get smaller, and
             ``skipped`` counts, in this process. Where nothing is left to give (``ds[i]``, a whole batch), the first
             error is raised all the same; ``Loader`` goes on with the next batch.
-        verify: check each record's checksum when it is read.
+        verify: check each record's checksum when it is read, or only the first time ("once"), as ``packfmt.open``.
         io: "mmap", "pread" or "auto", as ``packfmt.open``.
         seed: of crop, flip and ``sample_rng``.
         lookahead: batches decoded ahead where a packfmt sampler announces them to a DataLoader without workers.
@@ -84,7 +85,7 @@ class ImageDataset(Dataset[Any]):
         orientation: Literal["ignore", "apply"] = "ignore",
         threads: int | None = None,
         on_error: Literal["raise", "skip"] = "raise",
-        verify: bool = True,
+        verify: Verify = True,
         io: IO = "auto",
         seed: int = 0,
         lookahead: int = 2,

@@ -19,7 +19,7 @@ import pytest
 from images import jpeg
 
 from packfmt import storage
-from packfmt.errors import FormatError
+from packfmt.errors import CorruptError, FormatError
 from packfmt.record import KEY, Column, Record
 from packfmt.storage import Reader
 
@@ -90,6 +90,15 @@ def rich_records() -> list[Record]:
         )
         for i in range(3)
     ]
+
+
+def flip_a_byte(file: str, record: bytes) -> None:
+    """Change the first byte of a record in place, if the file holds it."""
+    with open(file, "r+b") as stream:
+        at = stream.read().find(record)
+        if at >= 0:
+            stream.seek(at)
+            stream.write(bytes([record[0] ^ 0xFF]))
 
 
 def digest(reader: Reader) -> str:
@@ -216,10 +225,33 @@ class ReaderContract:
         with self.opened(tmp_path, [Record(b"a", "1"), Record(large, "2"), Record(b"b", "3")]) as reader:
             assert [bytes(view) for view in reader.read([2, 1, 0])] == [b"b", large, b"a"]
 
-    def test_reading_without_verifying_gives_the_same(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("verify", [False, "once"])
+    def test_reading_with_fewer_checks_gives_the_same(self, tmp_path: Path, verify: Any) -> None:
         records = some_records(20)
-        with self.open(self.make(tmp_path, records), verify=False) as reader:
-            assert [bytes(view) for view in reader.read(range(20))] == [r.data for r in records]
+        with self.open(self.make(tmp_path, records), verify=verify) as reader:
+            for order in ([3], [3, 4, 3], range(20), range(19, -1, -1)):
+                assert [bytes(view) for view in reader.read(order)] == [records[i].data for i in order]
+
+    def test_verifying_once_sees_what_is_damaged_before_and_not_after_the_first_reading(self, tmp_path: Path) -> None:
+        records = some_records(6)
+        path = self.make(tmp_path, records)
+        with self.open(path, verify="once") as reader, self.open(path) as strict:
+            assert reader.read([1])[0] == records[1].data
+            for file in {os.path.realpath(name) for name in reader.files}:
+                for index in (1, 2, 3):
+                    flip_a_byte(file, records[index].data)
+            for _ in range(2):  # what failed has not passed
+                with pytest.raises(CorruptError, match=records[2].key):
+                    reader.read([2])
+                with pytest.raises(CorruptError, match=records[3].key):
+                    reader.read([0, 1, 3])
+            assert reader.read([1])[0] != records[1].data
+            with pytest.raises(CorruptError, match=records[1].key):
+                strict.read([1])
+
+    def test_an_unknown_way_of_verifying_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="allowed are True, False and 'once'"):
+            self.open(self.make(tmp_path, some_records(1)), verify="sometimes")
 
     def test_a_record_compares_with_what_was_written(self, tmp_path: Path) -> None:
         written = some_records(3)
