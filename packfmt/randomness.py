@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import operator
 import threading
+from functools import lru_cache
 from types import TracebackType
 from typing import TypeAlias
 
@@ -83,17 +84,17 @@ def sample_keys(seed: int, epoch: int, indices: npt.ArrayLike) -> Keys:
     return _nth(np.uint64(_base(_SAMPLE, seed, epoch)), counters)
 
 
-def uniform(keys: Keys, stream: int) -> npt.NDArray[np.float64]:
-    """One draw of each sample, uniform in [0, 1), a multiple of 2**-53.
+def uniform(keys: Keys, stream: int | tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """One draw of each sample, uniform in [0, 1), a multiple of 2**-53; or several.
 
     Thread-safe; a pure function, elementwise in ``keys``.
 
     Args:
         keys: (N,) uint64, from ``sample_keys``.
-        stream: which draw of the sample, 0 <= stream < 2**64.
+        stream: which draw of the sample, 0 <= stream < 2**64; or S of them, which costs less than one after another.
 
     Returns:
-        (N,) float64.
+        (N,) float64, or (S, N).
 
     Raises:
         TypeError: ``keys`` are not uint64, or ``stream`` is no integer.
@@ -104,25 +105,26 @@ def uniform(keys: Keys, stream: int) -> npt.NDArray[np.float64]:
         raise TypeError(f"keys must be a uint64 array from sample_keys, got {kind}")
     if keys.ndim != 1:
         raise ValueError(f"keys must have shape (N,), got {keys.shape}")
-    offset = np.uint64((_word("stream", stream) + 1) * _G & _MASK)
-    bits = _mix(keys + offset)
+    bits = _mix(keys + _offsets(stream))
     bits >>= _U11
     return bits * np.float64(2.0**-53)
 
 
-def integers(keys: Keys, stream: int, low: npt.ArrayLike, high: npt.ArrayLike) -> npt.NDArray[np.int64]:
+def integers(
+    keys: Keys, stream: int | tuple[int, ...], low: npt.ArrayLike, high: npt.ArrayLike
+) -> npt.NDArray[np.int64]:
     """One whole number of each sample, uniform in [low, high).
 
     It is ``low + floor(uniform * (high - low))``; a value's probability differs by at most 2**-53 from its fair share.
 
     Args:
         keys: (N,) uint64, from ``sample_keys``.
-        stream: which draw of the sample.
-        low: an integer, or (N,) of them: the least value.
-        high: an integer, or (N,) of them: one more than the greatest value.
+        stream: which draw of the sample, or S of them.
+        low: an integer, or as many as are returned: the least value.
+        high: an integer, or as many as are returned: one more than the greatest value.
 
     Returns:
-        (N,) int64.
+        (N,) int64, or (S, N).
 
     Raises:
         ValueError: a range is empty or holds more than 2**53 values.
@@ -237,6 +239,15 @@ def _word(name: str, value: int | np.integer) -> int:
     if not 0 <= number <= _MASK:
         raise ValueError(f"{name} must lie in 0..2**64-1, got {number}")
     return number
+
+
+@lru_cache(maxsize=256)
+def _offsets(stream: int | tuple[int, ...]) -> npt.NDArray[np.uint64]:
+    """What a draw adds to the key: () uint64, or (S, 1) of several draws."""
+    streams = stream if isinstance(stream, tuple) else (stream,)
+    words = np.array([(_word("stream", each) + 1) * _G & _MASK for each in streams], np.uint64)
+    words.setflags(write=False)
+    return words[:, None] if isinstance(stream, tuple) else words.reshape(())
 
 
 def _base(domain: int, seed: int, epoch: int) -> int:

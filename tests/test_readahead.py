@@ -11,16 +11,17 @@ from packfmt.storage.readahead import CALM, ReadAhead
 
 
 class Machine:
-    """A system with a clock and a count of page faults that the test turns."""
+    """A system with a clock and counts of reading from disk that the test turns."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        self.faults = 0
+        self.faults = self.blocks = 0
         self.asked = 0
         self.answer_seconds = 0.0
         monkeypatch.setattr(readahead.time, "perf_counter", lambda: self.now)
         usage = types.SimpleNamespace(
-            RUSAGE_SELF=0, getrusage=lambda who: types.SimpleNamespace(ru_majflt=self.faults)
+            RUSAGE_SELF=0,
+            getrusage=lambda who: types.SimpleNamespace(ru_majflt=self.faults, ru_inblock=self.blocks),
         )
         monkeypatch.setattr(readahead, "resource", usage)
 
@@ -36,31 +37,44 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def test_asking_stops_after_a_long_run_of_reads_from_memory(machine: Machine) -> None:
     ahead = ReadAhead(machine.ask)
-    for _ in range(3 * CALM):
+    for _ in range(CALM):
         ahead.before([0, 9000], [10, 10])
-    assert machine.asked == CALM
+    assert machine.asked == CALM // 2
+    assert ahead.resting()
 
 
-def test_a_page_fault_starts_it_again(machine: Machine) -> None:
+@pytest.mark.parametrize("count", ["faults", "blocks"])
+def test_reading_from_disk_starts_it_again(machine: Machine, count: str) -> None:
     ahead = ReadAhead(machine.ask)
-    for _ in range(2 * CALM):
-        ahead.before([0], [10])
-    machine.faults += 1
+    for _ in range(CALM):
+        ahead.before(range(64), [10] * 64)
+    machine.asked = 0
+    setattr(machine, count, 1)
+    assert not ahead.resting()
     ahead.before([0], [10])
-    assert machine.asked == CALM + 1
+    assert machine.asked == 1
+
+
+@pytest.mark.parametrize("count", ["faults", "blocks"])
+def test_it_never_stops_while_answers_lead_to_reading_from_disk(machine: Machine, count: str) -> None:
+    ahead = ReadAhead(machine.ask)
+    for number in range(CALM):
+        ahead.before(range(64), [10] * 64)
+        setattr(machine, count, number)
+    assert machine.asked == CALM
 
 
 def test_it_never_stops_while_answers_take_long(machine: Machine) -> None:
     machine.answer_seconds = 1e-3
     ahead = ReadAhead(machine.ask)
-    for _ in range(3 * CALM):
+    for _ in range(CALM):
         ahead.before([0, 9000], [10, 10])
-    assert machine.asked == 3 * CALM
+    assert machine.asked == CALM
 
 
 def test_one_slow_answer_begins_the_count_anew(machine: Machine) -> None:
     ahead = ReadAhead(machine.ask)
-    for number in range(3 * CALM):
+    for number in range(2 * CALM + 9):
         machine.answer_seconds = 1.0 if number == CALM - 1 else 0.0
         ahead.before([0], [10])
     assert machine.asked == 2 * CALM

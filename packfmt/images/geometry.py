@@ -29,6 +29,8 @@ Range: TypeAlias = tuple[float, float]
 _FLIP, _TOP, _LEFT = 0, 1, 2
 _AREA, _ASPECT = 16, 17  # of the first attempt; each further attempt is 2 higher
 _ATTEMPTS = 10
+_FIRST = (_AREA, _ASPECT)
+_FURTHER = (*range(_AREA + 2, _AREA + 2 * _ATTEMPTS, 2), *range(_ASPECT + 2, _ASPECT + 2 * _ATTEMPTS, 2))
 
 
 @runtime_checkable
@@ -96,33 +98,44 @@ class RandomResizedCrop(_Sized):
         """See ``Crop.boxes``."""
         height, width = _checked_images(self, (1, 1), heights, widths, keys)
         box_height, box_width, unfit = self._shapes(height, width, keys)
-        spare_rows, spare_columns = height - box_height, width - box_width
-        top = integers(keys, _TOP, 0, spare_rows + 1)
-        left = integers(keys, _LEFT, 0, spare_columns + 1)
-        top[unfit], left[unfit] = spare_rows[unfit] // 2, spare_columns[unfit] // 2
+        spare = np.stack((height - box_height, width - box_width))
+        top, left = places = integers(keys, (_TOP, _LEFT), 0, spare + 1)
+        places[:, unfit] = spare[:, unfit] // 2
         return _box_array(top, left, box_height, box_width)
 
     def _shapes(self, height: Ints, width: Ints, keys: Keys) -> tuple[Ints, Ints, Ints]:
         """Box heights, box widths, and the positions where no attempt fitted."""
-        box_height, box_width = self._central_shapes(height, width)
-        low, span = self.scale[0], self.scale[1] - self.scale[0]
+        shapes, fits = self._attempts(height, width, keys, _FIRST)
+        box_height, box_width = shapes[:, 0].astype(np.int64)
+        waiting: Ints = np.flatnonzero(~fits[0])
+        if not len(waiting):
+            return box_height, box_width, waiting
+        height, width = height[waiting], width[waiting]
+        shapes, fits = self._attempts(height, width, keys[waiting], _FURTHER)  # all nine at once: few images wait
+        picked = shapes[:, fits.argmax(axis=0), np.arange(len(waiting))].astype(np.int64)
+        fitted = fits.any(axis=0)
+        picked = np.where(fitted, picked, self._central_shapes(height, width))
+        box_height[waiting], box_width[waiting] = picked
+        return box_height, box_width, waiting[~fitted]
+
+    def _attempts(
+        self, height: Ints, width: Ints, keys: Keys, draws: tuple[int, ...]
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        """Box heights and widths (2, A, N), rounded, and whether each fits (A, N).
+
+        ``draws`` are the A attempts' streams for areas, then those for aspect ratios.
+        """
+        drawn, attempts = uniform(keys, draws), len(draws) // 2
         log_low, log_high = map(math.log, self.ratio)
-        area = height.astype(np.float64) * width
-        waiting: Ints = np.arange(len(keys))
-        for attempt in range(_ATTEMPTS):
-            target = area * (low + span * uniform(keys, _AREA + 2 * attempt))
-            aspect = np.exp(log_low + (log_high - log_low) * uniform(keys, _ASPECT + 2 * attempt))
-            tall = np.rint(np.sqrt(target / aspect))
-            wide = np.rint(np.sqrt(target * aspect))
-            fits = (tall > 0) & (tall <= height) & (wide > 0) & (wide <= width)
-            chosen = waiting[fits]
-            box_height[chosen], box_width[chosen] = tall[fits], wide[fits]
-            rest = np.flatnonzero(~fits)
-            waiting, keys, area = waiting[rest], keys[rest], area[rest]
-            height, width = height[rest], width[rest]
-            if not len(waiting):
-                break
-        return box_height, box_width, waiting
+        low, span = self.scale[0], self.scale[1] - self.scale[0]
+        target = (height.astype(np.float64) * width) * (low + span * drawn[:attempts])
+        aspect = np.exp(log_low + (log_high - log_low) * drawn[attempts:])
+        shapes = np.empty((2, *target.shape))
+        np.divide(target, aspect, out=shapes[0])
+        np.multiply(target, aspect, out=shapes[1])
+        np.rint(np.sqrt(shapes, out=shapes), out=shapes)
+        fits: npt.NDArray[np.bool_] = (shapes[0] <= height) & (shapes[1] <= width) & (shapes > 0).all(axis=0)
+        return shapes, fits
 
     def _central_shapes(self, height: Ints, width: Ints) -> tuple[Ints, Ints]:
         """The largest box with an aspect ratio in ``ratio``, but no side is rounded to 0."""

@@ -102,7 +102,10 @@ class MappedReader(Reader):
         return self._file.read(as_positions(indices, len(self), self.path), verify=self._verify)
 
     def will_need(self, indices: Indices) -> None:
-        offsets, lengths = self._file.ranges(as_positions(indices, len(self), self.path))
+        positions = as_positions(indices, len(self), self.path)
+        if self._file.ahead.resting():
+            return
+        offsets, lengths = self._file.ranges(positions)
         order = np.argsort(offsets, kind="stable")
         self._file.ahead.before(offsets[order].tolist(), lengths[order].tolist())
 

@@ -101,10 +101,8 @@ class ShardFile:
         Where all is in memory it is read in the asked order, which is quicker then.
         """
         offsets, lengths = self.ranges(positions)
-        if self.bytes.any_order and self.ahead.resting:
-            starts, sizes = offsets.tolist(), lengths.tolist()
-            self.ahead.before(starts, sizes)
-            views = self.bytes.slices(starts, sizes)
+        if self.bytes.any_order and self.ahead.resting():
+            views = self.bytes.slices(offsets.tolist(), lengths.tolist())
             if verify:
                 self._check(positions, views, verify)
             return views

@@ -38,39 +38,65 @@ class Timing:
 
 
 class BatchJob:
-    """A batch under way. ``wait`` waits for it."""
+    """A batch under way. ``wait`` waits for it.
+
+    Args:
+        recipe: how samples are made.
+        indices: (N,) records.
+        plan: chooses crops and takes memory. Called in the thread that comes to the batch first: a third thread that
+            plans while all cores decode makes the others wait for the interpreter lock.
+        pool: runs the parts.
+        then: called with the job in the thread that finishes last; ``product`` is what it returned.
+    """
 
     def __init__(
-        self, recipe: Recipe, plan: BatchPlan, pool: Pool, then: Callable[[BatchJob], Any] | None = None
+        self,
+        recipe: Recipe,
+        indices: npt.NDArray[np.int64],
+        plan: Callable[[], BatchPlan],
+        pool: Pool,
+        then: Callable[[BatchJob], Any] | None = None,
     ) -> None:
         self.recipe = recipe
-        self.plan = plan
+        self.indices = indices
         self.product: Any = None
         self.failures: dict[int, Exception] = {}
         self.timing = Timing()
         self._then = then
         self._raised = False
+        self._make_plan = plan
+        self._plan: BatchPlan | None = None
         self._lock = threading.Lock()
-        count = len(plan.indices)
+        count = len(indices)
         # A few chunks per thread, so that one large image does not leave the other threads idle at the end.
         size = max(1, min(MAX_CHUNK, -(-count // (2 * pool.threads))))
         starts = range(0, count, size) or range(1)  # an empty batch is finished in a thread too
         self._left = len(starts)
         self._futures = [pool.submit(self._run, start, min(start + size, count)) for start in starts]
 
+    @property
+    def plan(self) -> BatchPlan:
+        """What was planned, once a thread has come to the batch."""
+        plan = self._plan
+        if plan is None:
+            with self._lock:  # who comes second waits, since it can do nothing without
+                plan = self._plan = self._plan or self._make_plan()
+        return plan
+
     def wait(self) -> dict[int, Exception]:
         """Wait until all samples are done: position in the batch to error of those that failed.
 
         Raises:
             DecodeError, CorruptError: the first failed sample, with ``on_error="raise"``.
+            ValueError: an image is too small for the crop.
             Exception: whatever the user's transform raised, with the sample named in a note.
         """
         error: BaseException | None = None
-        for future in self._futures:
+        for future in reversed(self._futures):  # the last is done last: one wait instead of one for each
             try:
                 future.result()
             except Exception as raised:
-                error = error or raised
+                error = raised
         if error is not None:
             raise error
         if self.failures and self.recipe.on_error == "raise":
@@ -104,6 +130,7 @@ class BatchJob:
             self.timing.collate = time.perf_counter() - began
 
     def _work(self, start: int, stop: int) -> None:
+        plan = self.plan
         began = time.perf_counter()
         records = self._read(start, stop)
         read = time.perf_counter()
@@ -114,7 +141,7 @@ class BatchJob:
         if self.recipe.transform is not None:
             for position in range(start, stop):
                 if position not in self.failures:
-                    self.plan.images[position] = self._transform(position, self.plan.images[position])
+                    plan.images[position] = self._transform(position, plan.images[position])
         done = time.perf_counter()
         self.timing.read += read - began  # a race between threads may lose one of thousands: these are statistics
         self.timing.decode += decoded - read
@@ -125,10 +152,10 @@ class BatchJob:
         spent = list(map(sub, ends[1:], ends))
         if spent:
             slowest = max(spent)
-            self.timing.slowest.append((slowest, int(self.plan.indices[start + spent.index(slowest)])))
+            self.timing.slowest.append((slowest, int(self.indices[start + spent.index(slowest)])))
 
     def _read(self, start: int, stop: int) -> list[memoryview]:
-        reader, indices = self.recipe.reader, self.plan.indices
+        reader, indices = self.recipe.reader, self.indices
         try:
             return reader.read(indices[start:stop])
         except CorruptError:
@@ -138,7 +165,7 @@ class BatchJob:
 
     def _read_one(self, position: int) -> memoryview:
         try:
-            return self.recipe.reader.read(self.plan.indices[position : position + 1])[0]
+            return self.recipe.reader.read(self.indices[position : position + 1])[0]
         except CorruptError as error:
             self.failures[position] = error.with_traceback(None)
             return memoryview(b"")
@@ -176,7 +203,7 @@ class BatchJob:
     def _fail(self, position: int, message: str) -> None:
         if position in self.failures:  # its bytes were damaged already
             return
-        reader, index = self.recipe.reader, int(self.plan.indices[position])
+        reader, index = self.recipe.reader, int(self.indices[position])
         path, local = reader.locate(index)
         self.failures[position] = DecodeError(message, path=path, index=local, key=reader.key(index))
 
@@ -188,6 +215,6 @@ class BatchJob:
             try:
                 return recipe.transform(recipe.present(pixels))
             except Exception as error:
-                index = int(self.plan.indices[position])
+                index = int(self.indices[position])
                 add_note(error, f"in the transform of record {index}, key {recipe.reader.key(index)!r}")
                 raise

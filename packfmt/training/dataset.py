@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +23,7 @@ from packfmt.storage.base import Verify
 from packfmt.storage.filebytes import IO
 from packfmt.training.ahead import Ahead
 from packfmt.training.batch import BatchJob
-from packfmt.training.plan import Allocate, Recipe, plan_batch
+from packfmt.training.plan import Allocate, BatchPlan, Recipe, plan_batch
 from packfmt.training.pool import CallerPool, DecodePool
 from packfmt.training.recycle import Recycler
 from packfmt.training.resize import resize
@@ -171,9 +172,12 @@ class ImageDataset(Dataset[Any]):
         positions = self._positions(indices)
         with suppress(CorruptError):  # said where the record is read
             self.reader.will_need(positions)  # the whole batch at once, and before the threads come to it
-        keys = sample_keys(self.seed, epoch, positions)
-        plan = plan_batch(self._recipe, positions, keys, allocate or self._recycler.allocate)
-        return BatchJob(self._recipe, plan, self._pool, then)
+
+        def plan() -> BatchPlan:
+            keys = sample_keys(self.seed, epoch, positions)
+            return plan_batch(self._recipe, positions, keys, allocate or self._recycler.allocate)
+
+        return BatchJob(self._recipe, positions, plan, self._pool, then)
 
     def finish(self, job: BatchJob) -> Samples:
         """Wait for a batch that ``start`` began.
@@ -222,8 +226,9 @@ class ImageDataset(Dataset[Any]):
 
     def _sample(self, index: Any) -> Any:
         positions = self._positions((index,))
-        plan = plan_batch(self._recipe, positions, sample_keys(self.seed, self._epoch_of((index,)), positions))
-        return self._some(BatchJob(self._recipe, plan, CallerPool()))[0]
+        keys = sample_keys(self.seed, self._epoch_of((index,)), positions)
+        plan = partial(plan_batch, self._recipe, positions, keys)
+        return self._some(BatchJob(self._recipe, positions, plan, CallerPool()))[0]
 
     def _batch(self, indices: Sequence[int]) -> Any:
         positions = self._positions(indices)

@@ -122,7 +122,7 @@ def made_of(dataset: ImageDataset, job: BatchJob) -> Made:
     dataset.skipped += len(failures)
     job.timing.slowest = sorted(job.timing.slowest, reverse=True)[:SLOW_SAMPLES]
     errors = [failures[position] for position in sorted(failures)]
-    return Made(job.product, len(job.plan.indices) - len(errors), job.timing, errors)
+    return Made(job.product, len(job.indices) - len(errors), job.timing, errors)
 
 
 class ThreadEngine:

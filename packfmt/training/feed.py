@@ -61,7 +61,7 @@ class Feed(Iterator[BatchJob]):
                 else:
                     self._changed.wait()
             job = self._jobs.popleft()
-            self._under_way -= len(job.plan.indices)
+            self._under_way -= len(job.indices)
             self._changed.notify()
             return job
 

@@ -42,34 +42,38 @@ def resize(crop: Pixels, out: Pixels, flip: bool) -> None:
 
     Thread-safe. ``crop`` has positive strides and may be ``out`` itself.
     """
-    target = torch.from_numpy(out)
     if crop.shape != out.shape:
         if not (crop.flags.c_contiguous and crop.flags.writeable):
             # torch would do it, with a team of threads (see ``_mirror``); of what must not be written to it would warn
             crop = crop.copy()
-        source = torch.from_numpy(crop).permute(2, 0, 1).unsqueeze(0)
-        _kernel(source, list(out.shape[:2]), False, None, None, out=target.permute(2, 0, 1).unsqueeze(0))
+        _kernel(_planes(crop), list(out.shape[:2]), False, None, None, out=_planes(out))
     elif crop is not out:
         out[...] = crop
     if flip:
-        _mirror(target)
+        _mirror(out)
 
 
 def mirrored(pixels: Pixels) -> Pixels:
     """New pixels (H, W, C), swapped left to right."""
     flipped = pixels.copy()
-    _mirror(torch.from_numpy(flipped))
+    _mirror(flipped)
     return flipped
 
 
-def _mirror(pixels: torch.Tensor) -> None:
+def _planes(pixels: Pixels) -> torch.Tensor:
+    """(1, C, H, W) over (H, W, C). Turned by numpy: each torch operation lets another thread have the interpreter."""
+    return torch.from_numpy(pixels.transpose(2, 0, 1)[None])
+
+
+def _mirror(pixels: Pixels) -> None:
     """Swap (H, W, C) left to right in place, 10 times as fast as numpy, which moves pixels one at a time.
 
-    A few rows at a time: more than ``UNDIVIDED`` numbers torch shares out to a team of threads, which for so little
-    work costs more than it saves, and a hundred times as much where other programs run.
+    Outside of threads that are to use one core, a few rows at a time: more than ``UNDIVIDED`` numbers torch shares out
+    to a team of threads, which for so little work costs more than it saves, and a hundred times as much where other
+    programs run.
     """
     height, width, channels = pixels.shape
-    rows = max(1, UNDIVIDED // (width * channels))
+    rows = height if torch.get_num_threads() == 1 else max(1, UNDIVIDED // (width * channels))
     for start in range(0, height, rows):
-        part = pixels[start : start + rows]
+        part = torch.from_numpy(pixels[start : start + rows])
         part.copy_(part.flip(1))

@@ -51,7 +51,7 @@ class Samples(Sequence[Sample]):
         self.failures = failures
         self.targets = targets
         self.output = output
-        self.positions = [p for p in range(len(job.plan.indices)) if p not in failures]
+        self.positions = [p for p in range(len(job.indices)) if p not in failures]
 
     def __len__(self) -> int:
         return len(self.positions)

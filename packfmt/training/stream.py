@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -177,9 +178,8 @@ class ImageStream(IterableDataset[Any]):
         def begin(records: list[HeldRecord]) -> BatchJob:
             recipe = self._recipe(records)
             positions = np.array([record.position for record in records], np.int64)
-            return BatchJob(
-                recipe, plan_batch(recipe, positions, sample_keys(self.seed, epoch, positions)), pool, finish
-            )
+            plan = partial(plan_batch, recipe, positions, sample_keys(self.seed, epoch, positions))
+            return BatchJob(recipe, positions, plan, pool, finish)
 
         feed = Feed(self._held(epoch, place, places), begin, chunk=chunk, room=max(room, chunk), eager=eager)
         try:
