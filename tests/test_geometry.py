@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from packfmt.images.boxes import crop_boxes
 from packfmt.images.geometry import (
     CenterCrop,
     Crop,
@@ -19,7 +20,6 @@ from packfmt.images.geometry import (
     RandomCrop,
     RandomResizedCrop,
     Resize,
-    crop_boxes,
 )
 from packfmt.randomness import sample_keys, uniform
 

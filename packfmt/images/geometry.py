@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from packfmt.randomness import Keys, integers, uniform
 
-__all__ = ["CenterCrop", "Crop", "HorizontalFlip", "RandomCrop", "RandomResizedCrop", "Resize", "crop_boxes"]
+__all__ = ["CenterCrop", "Crop", "HorizontalFlip", "RandomCrop", "RandomResizedCrop", "Resize"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Size: TypeAlias = "int | tuple[int, int]"
@@ -225,44 +225,6 @@ class HorizontalFlip:
     def flips(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Which samples are flipped: (N,) bool for (N,) uint64 keys. Independent of the same keys' crops."""
         return uniform(keys, _FLIP) < self.p
-
-
-def crop_boxes(
-    boxes: npt.ArrayLike, crop_box: npt.ArrayLike, size: tuple[int, int], flip: npt.ArrayLike = False
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    """Carry a target's boxes through the crop, the resize and the flip of its image.
-
-    The boxes are cut at the crop's edges. Nothing is dropped here, so that boxes and labels keep their places: use
-    ``boxes[keep]`` and ``labels[keep]``. For a whole batch, give all boxes one below the other, with their image's crop
-    and flip repeated for each.
-
-    Args:
-        boxes: (M, 4) numbers (x0, y0, x1, y1), source pixels.
-        crop_box: (4,), or (M, 4) for one each: a row of ``Crop.boxes``.
-        size: the crop's output (height, width).
-        flip: bool, or (M,): whether the image was flipped after the crop.
-
-    Returns:
-        (M, 4) float32, boxes in output pixels, and (M,) bool, False where no area is left (or a coordinate is NaN).
-
-    Raises:
-        ValueError: a shape is not as above, or a crop is empty.
-    """
-    source = np.asarray(boxes, dtype=np.float64)
-    if source.size == 0:
-        source = source.reshape(0, 4)  # an empty list has no second axis
-    crop, mirror = np.asarray(crop_box, dtype=np.float64), np.asarray(flip, dtype=np.bool_)
-    if source.shape[1:] != (4,) or crop.shape not in ((4,), source.shape) or mirror.shape not in ((), source.shape[:1]):
-        shapes = f"{source.shape}, {crop.shape} and {mirror.shape}"
-        raise ValueError(f"boxes must have shape (M, 4), crop_box (4,) or (M, 4), flip () or (M,); got {shapes}")
-    start, stop = crop[..., None, :2], crop[..., None, 2:]
-    if not (stop > start).all():
-        raise ValueError(f"crop_box must have x1 > x0 and y1 > y0, got {crop.tolist()}")
-    corners = np.clip(source.reshape(-1, 2, 2), start, stop)
-    corners = (corners - start) * np.array(size[::-1]) / (stop - start)
-    corners[..., 0] = np.where(mirror[..., None], size[1] - corners[:, ::-1, 0], corners[..., 0])
-    moved = corners.reshape(-1, 4).astype(np.float32)
-    return moved, (moved[:, 2] > moved[:, 0]) & (moved[:, 3] > moved[:, 1])
 
 
 def _central_span(length: Ints, resized: Ints, shown: int) -> tuple[Ints, Ints]:

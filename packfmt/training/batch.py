@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from operator import sub
+from operator import itemgetter, sub
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ __all__ = ["Allocate", "BatchJob", "BatchPlan", "Recipe", "Timing", "plan_batch"
 
 Pixels = npt.NDArray[np.uint8]
 
-MAX_CHUNK = 32  # images per task: enough that handing tasks over costs nothing
+MAX_CHUNK = 32  # images that a thread takes at a time: enough that taking them costs nothing
 SLOW_SAMPLES = 3  # of a batch that are remembered
 
 
@@ -35,6 +37,30 @@ class Timing:
     transform: float = 0.0
     collate: float = 0.0
     slowest: list[tuple[float, int]] = field(default_factory=list)
+
+
+class _End:
+    """Reached when all tasks are done or cancelled: one wait instead of one for each, after every of which the waiting
+    thread would ask for the interpreter lock. Refers to no job, since the tasks refer to it."""
+
+    def __init__(self, tasks: Sequence[Future[Any]]) -> None:
+        self._open = itertools.count(1 - len(tasks))
+        self._closed = threading.Lock()
+        self._closed.acquire()
+        for task in tasks:
+            task.add_done_callback(self._count)
+
+    def _count(self, task: Future[Any]) -> None:
+        if next(self._open) == 0:
+            self._closed.release()
+
+    @property
+    def reached(self) -> bool:
+        return not self._closed.locked()
+
+    def wait(self) -> None:
+        with self._closed:
+            pass
 
 
 class BatchJob:
@@ -63,16 +89,18 @@ class BatchJob:
         self.failures: dict[int, Exception] = {}
         self.timing = Timing()
         self._then = then
-        self._raised = False
         self._make_plan = plan
         self._plan: BatchPlan | None = None
         self._lock = threading.Lock()
         count = len(indices)
         # A few chunks per thread, so that one large image does not leave the other threads idle at the end.
-        size = max(1, min(MAX_CHUNK, -(-count // (2 * pool.threads))))
-        starts = range(0, count, size) or range(1)  # an empty batch is finished in a thread too
-        self._left = len(starts)
-        self._futures = [pool.submit(self._run, start, min(start + size, count)) for start in starts]
+        self._chunk = max(1, min(MAX_CHUNK, -(-count // (2 * pool.threads))))
+        starts = range(0, count, self._chunk)
+        self._starts: Iterator[int] = iter(starts)  # whoever takes the next number has the chunk that begins there
+        self._left = max(1, min(pool.threads, len(starts)))  # an empty batch is finished in a thread too
+        self._raised: list[tuple[int, BaseException]] = []
+        self._futures = [pool.submit(self._run) for _ in range(self._left)]
+        self._end = _End(self._futures)
 
     @property
     def plan(self) -> BatchPlan:
@@ -84,21 +112,19 @@ class BatchJob:
         return plan
 
     def wait(self) -> dict[int, Exception]:
-        """Wait until all samples are done: position in the batch to error of those that failed.
+        """Wait until all samples are done: position in the batch to error of those that failed. Called once.
 
         Raises:
             DecodeError, CorruptError: the first failed sample, with ``on_error="raise"``.
             ValueError: an image is too small for the crop.
             Exception: whatever the user's transform raised, with the sample named in a note.
         """
-        error: BaseException | None = None
-        for future in reversed(self._futures):  # the last is done last: one wait instead of one for each
-            try:
-                future.result()
-            except Exception as raised:
-                error = raised
-        if error is not None:
-            raise error
+        self._end.wait()
+        for future in self._futures:
+            future.result()
+        if self._raised:  # chunks are taken in order, so that the first to fail is among them, whatever the threads do
+            raised, self._raised = self._raised, []  # given away: what it knows of its frames holds this job
+            raise min(raised, key=itemgetter(0))[1]
         if self.failures and self.recipe.on_error == "raise":
             raise self.failures[min(self.failures)]
         return self.failures
@@ -106,31 +132,34 @@ class BatchJob:
     @property
     def done(self) -> bool:
         """Whether ``wait`` would return at once."""
-        return all(future.done() for future in self._futures)
+        return self._end.reached
 
     def cancel(self) -> None:
         """Drop the parts that no thread has begun."""
+        self._starts = iter(())
         for future in self._futures:
             future.cancel()
 
-    def _run(self, start: int, stop: int) -> None:
+    def _run(self) -> None:
+        """Work on chunks until none is left."""
+        start: int | None = 0
         try:
-            self._work(start, stop)
-        except BaseException:
-            self._raised = True
-            raise
-        finally:
-            with self._lock:
-                self._left -= 1
-                last = not self._left
+            plan = self.plan
+            while (start := next(self._starts, None)) is not None:
+                self._work(plan, start, min(start + self._chunk, len(self.indices)))
+        except BaseException as error:
+            self._raised.append((start or 0, error))
+            self._starts = iter(())
+        with self._lock:
+            self._left -= 1
+            last = not self._left
         failed = self._raised or (self.failures and self.recipe.on_error == "raise")
         if last and self._then is not None and not failed:
             began = time.perf_counter()
             self.product = self._then(self)
             self.timing.collate = time.perf_counter() - began
 
-    def _work(self, start: int, stop: int) -> None:
-        plan = self.plan
+    def _work(self, plan: BatchPlan, start: int, stop: int) -> None:
         began = time.perf_counter()
         records = self._read(start, stop)
         read = time.perf_counter()

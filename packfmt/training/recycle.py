@@ -13,9 +13,10 @@ import weakref
 import numpy as np
 import numpy.typing as npt
 
+from packfmt.images.memory import GRAIN, new_block
+
 __all__ = ["Recycler"]
 
-GRAIN = 1 << 20  # blocks are rounded up to this, so that batches of nearly equal size fit into each other's
 KEPT = 8  # free blocks: a loader's look-ahead and what a loop holds
 
 
@@ -49,9 +50,7 @@ class Recycler:
             if size <= len(block) <= 2 * size + GRAIN:
                 return block
             self._free.append(block)  # of another size: an epoch's last batch must not cost the others their blocks
-        # Private: Python's default would share the block with forked children, which write batches too.
-        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-        return mmap.mmap(-1, max(1, -(-size // GRAIN)) * GRAIN, **private)
+        return new_block(size)
 
 
 def _give_back(free: list[mmap.mmap], block: mmap.mmap) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from packfmt.images.geometry import crop_boxes
+from packfmt.images.boxes import crop_boxes
 from packfmt.storage import Reader
 from packfmt.training.collate import collate_column, collate_targets
 from packfmt.training.plan import BatchPlan
