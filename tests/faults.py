@@ -42,7 +42,7 @@ class FailingCalls:
 
 @contextlib.contextmanager
 def failing(calls: FailingCalls) -> Iterator[FailingCalls]:
-    """Let the calls of ``packfmt.storage.publish`` and ``spool`` go through ``calls``."""
+    """Let the calls of ``packfmt.storage.publish``, ``behind`` and ``spool`` go through ``calls``."""
 
     def through(name: str) -> Any:
         real = getattr(os, name)
@@ -66,7 +66,14 @@ def failing(calls: FailingCalls) -> Iterator[FailingCalls]:
         calls.call("temporary")
         return _FailingFile(real_temporary(*args, **options), calls)
 
+    def writev(descriptor: int, pieces: Any) -> int:
+        calls.call("write")
+        data = b"".join(pieces)
+        return os.write(descriptor, data[: max(1, len(data) // 2)])
+
     with (
+        mock.patch("packfmt.storage.behind.PORTION", 64),
+        mock.patch("packfmt.storage.behind.os", _Module(os, {"writev": writev})),
         mock.patch("packfmt.storage.publish.os", _Module(os, {name: through(name) for name in CALLS})),
         mock.patch("packfmt.storage.publish.open", open_file, create=True),
         mock.patch("packfmt.storage.spool.tempfile", _Module(tempfile, {"TemporaryFile": temporary})),

@@ -246,7 +246,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, options: dic
 
 def write_slowly(path: Path, options: dict[str, Any], pipe: int) -> None:
     """Every record goes to the file at once, so that a kill at any time finds something half done."""
-    with mock.patch("packfmt.storage.publish.BUFFER", 64), storage.create(path, **options) as writer:
+    with mock.patch("packfmt.storage.behind.PORTION", 64), storage.create(path, **options) as writer:
         os.write(pipe, b"s")
         for record in some_records(40):
             writer.write(record.data, record.key, **record.columns)

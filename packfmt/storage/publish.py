@@ -11,8 +11,9 @@ import errno
 import os
 import secrets
 from contextlib import ExitStack, suppress
+from io import BufferedWriter, RawIOBase
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import xxhash
 
@@ -68,13 +69,17 @@ class PendingFile:
         self._finished = False
         self._withdrawable = False
 
+    @property
+    def raw(self) -> RawIOBase:
+        """``stream`` without its buffer, for who gathers bytes himself and does not use the other."""
+        return cast(RawIOBase, cast(BufferedWriter, self.stream).raw)
+
     def written(self, position: int) -> None:
         """Hear how far the file has been written, and set the disk to work, so that ``finish`` has less to wait for."""
-        end = position - BUFFER  # the rest may lie in our own buffer
-        if end - self._asked >= WRITE_BACK and hasattr(os, "posix_fadvise"):
+        if position - self._asked >= WRITE_BACK and hasattr(os, "posix_fadvise"):
             # Linux starts writing dirty pages that are said to be unneeded, and keeps them until they are written.
-            os.posix_fadvise(self.stream.fileno(), self._asked, end - self._asked, os.POSIX_FADV_DONTNEED)
-            self._asked = end
+            os.posix_fadvise(self.stream.fileno(), self._asked, position - self._asked, os.POSIX_FADV_DONTNEED)
+            self._asked = position
 
     def finish(self) -> None:
         """Write everything to the disk. Raises OSError where the disk refuses."""

@@ -12,6 +12,7 @@ from typing import Any
 from packfmt import format as layout
 from packfmt.record import Column
 from packfmt.storage.base import Buffer
+from packfmt.storage.behind import WriteBehind
 from packfmt.storage.filebytes import open_bytes
 from packfmt.storage.keys import KeyHashes
 from packfmt.storage.publish import PendingFile
@@ -51,7 +52,8 @@ class ShardWriter(RecordingWriter):
     ) -> None:
         super().__init__(path, columns=columns, classes=classes, metadata=metadata, keys=keys)
         self._file = PendingFile(Path(self.path), force=force, guard=guard)
-        self._position = self._file.stream.write(layout.encode_header())
+        self._out = WriteBehind(self._file.raw, self._file.written)
+        self._position = self._out.write(layout.encode_header())
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -73,16 +75,17 @@ class ShardWriter(RecordingWriter):
         self._file.publish()
 
     def _discard(self) -> None:
+        self._out.close()
         self._file.discard()
 
     def _store(self, data: Buffer) -> None:
-        self._position += self._file.stream.write(data)
-        self._file.written(self._position)
+        self._position += self._out.write(data)
 
     def _put(self, offset: int, chunks: Iterable[bytes]) -> None:
         for chunk in chain([bytes(offset - self._position)], chunks):
-            self._position += self._file.stream.write(chunk)
-            self._file.written(self._position)
+            self._position += self._out.write(chunk)
 
     def _complete(self) -> None:
+        self._out.flush()
+        self._out.close()
         self._file.finish()
