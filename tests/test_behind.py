@@ -15,6 +15,11 @@ from packfmt.storage import behind
 from packfmt.storage.behind import WriteBehind
 
 
+def give(stream: WriteBehind, pieces: int) -> None:
+    for _ in range(pieces):
+        stream.write(bytes(10))
+
+
 @pytest.fixture
 def out(tmp_path: Path) -> Any:
     with open(tmp_path / "out", "wb", buffering=0) as file:
@@ -75,12 +80,12 @@ def test_no_more_waits_than_is_allowed(out: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(behind.os, "writev", lambda fd, pieces: gate.wait() and real(fd, pieces))
     stream = WriteBehind(out, lambda position: None)
 
-    def give() -> None:
+    def give_all() -> None:
         for _ in range(40):
             stream.write(bytes(100))
             given.release()
 
-    giver = threading.Thread(target=give)
+    giver = threading.Thread(target=give_all)
     giver.start()
     taken = 0
     while given.acquire(timeout=0.5):  # until it waits
@@ -105,8 +110,7 @@ def test_an_error_is_raised_by_a_later_call_and_nothing_more_is_written(
     monkeypatch.setattr(behind.os, "writev", full)
     stream = WriteBehind(out, lambda position: None)
     with pytest.raises(OSError, match="full"):
-        for _ in range(100):
-            stream.write(bytes(10))
+        give(stream, 100)
     stream.close()
     assert len(calls) == 1
 
@@ -114,8 +118,7 @@ def test_an_error_is_raised_by_a_later_call_and_nothing_more_is_written(
 def test_closing_ends_the_thread(out: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(behind, "PORTION", 10)
     stream = WriteBehind(out, lambda position: None)
-    for _ in range(5):
-        stream.write(bytes(10))
+    give(stream, 5)
     stream.close()
     stream.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("packfmt-write")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -121,3 +122,9 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
 
 def test_tools_are_not_imported() -> None:
     assert not [name for name in MODULES if any(full.partition(".")[0] == "tools" for full in imports(name, lazy=True))]
+
+
+def test_the_child_that_reads_lmdb_starts_without_numpy() -> None:
+    """It takes longer to import than all else there, and most layouts do without."""
+    code = "import sys, packfmt.sources.lmdb_reading, packfmt.sources.isolated_child; print('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout == b"False\n"

@@ -451,6 +451,7 @@ def test_a_ragged_spool_gives_back_its_values(tmp_path_factory: Any, values: lis
 
 def test_memory_stays_flat_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("packfmt.storage.spool.LIMIT", 1 << 14)
+    monkeypatch.setattr("packfmt.storage.behind.PORTION", 1 << 14)
     monkeypatch.setattr("packfmt.storage.behind.AHEAD", 1 << 16)
     peaks = []
     for count in (5_000, 25_000):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from struct import Struct
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # headers are read where nothing else needs numpy
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["oriented", "read_orientation"]
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from packfmt.sources.protobuf import BYTES, WireError, fields
 from packfmt.sources.values import ValueFault, image_kind
 
@@ -63,6 +61,8 @@ def bgr_planes_to_rgb(datum: Datum) -> tuple[bytes, tuple[int, int, int]]:
         raise ValueFault(f"a Datum of {datum.channels} channels; 1 and 3 are read")
     if datum.channels * datum.height * datum.width != len(datum.data):
         raise ValueFault(f"a Datum of shape {shape} with {len(datum.data)} bytes of pixels")
+    import numpy as np  # here: reading a layout without raw pixels starts without it
+
     planes = np.frombuffer(datum.data, np.uint8).reshape(shape)
     return planes[::-1].transpose(1, 2, 0).tobytes(), (datum.height, datum.width, datum.channels)
 

@@ -168,13 +168,14 @@ def _ending(code: int | None, what: str, memory: int, timeout: float) -> str:
 
 
 def _launch(errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    # Isolated mode: neither the working directory nor the user's site adds to the path; the child searches where this
-    # process does, and the package's own folder last, for installations that are found by a hook.
+    # Isolated mode, and without site: neither the working directory nor the user's folder adds to the path, and nothing
+    # runs that hangs on the start of Python. The child searches where this process does, and the package's own folder
+    # last, for installations that are found by a hook.
     search = [entry for entry in sys.path if entry] + [str(Path(__file__).resolve().parents[2])]
     environment = dict(os.environ, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     environment["HDF5_PLUGIN_PRELOAD"] = "::"  # HDF5's way to say: load no plug-in from wherever a path points
     process = subprocess.Popen(
-        [sys.executable, "-I", "-c", _START, json.dumps(search)],
+        [sys.executable, "-I", "-S", "-c", _START, json.dumps(search)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,

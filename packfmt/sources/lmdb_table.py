@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from packfmt.errors import SourceError
+from packfmt.sources.address import address_of
 
 __all__ = ["Entry", "Table", "failures", "open_tables"]
 
@@ -51,8 +50,7 @@ class Table:
         """Where in the file a value lies; None where that cannot be told, and its bytes have to be sent."""
         if self._base is None or not len(value):
             return None
-        address: int = np.frombuffer(value, np.uint8).__array_interface__["data"][0]
-        start = address - self._base
+        start = address_of(value) - self._base
         if not 0 <= start <= self._size - len(value):
             return None
         if not self._proven:

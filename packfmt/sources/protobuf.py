@@ -7,9 +7,11 @@ knows that a piece is a message.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 __all__ = ["BYTES", "FIXED32", "FIXED64", "VARINT", "WireError", "fields", "floats", "integers", "signed"]
 
@@ -76,6 +78,8 @@ def floats(packed: bytes | memoryview) -> npt.NDArray[np.float32]:
     """
     if len(packed) % 4:
         raise WireError(f"packed floats of {len(packed)} bytes")
+    import numpy as np  # here: who reads no floats starts without it
+
     return np.frombuffer(packed, "<f4")
 
 

@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from packfmt.images.sniff import FORMATS, magic
 from packfmt.sources.pickles import Array, Opaque
 
@@ -95,6 +93,8 @@ def numbers(array: Array) -> Any:
     Raises:
         ValueFault: another element type, or sizes that do not add up.
     """
+    import numpy as np  # here: reading a layout without arrays starts without it
+
     if not _DTYPE.fullmatch(array.dtype):
         raise ValueFault(f"an array of type {array.dtype!r}; plain numbers are read")
     try:
