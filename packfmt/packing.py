@@ -26,7 +26,7 @@ __all__ = ["copy_records", "pack"]
 Progress = Callable[[int, int, int | None], None]
 
 CHUNK_ENTRIES = 64  # entries one task prepares: enough that handing tasks over costs nothing
-CHUNK_BYTES = 1 << 19  # and the bytes it holds at most, one larger record excepted; more would leave the caches
+CHUNK_BYTES = 1 << 20  # and the bytes it holds at most, one larger record excepted; more would leave the caches
 NOTHING = dict.fromkeys((column.name for column in IMAGE_COLUMNS), 0)
 
 
@@ -175,8 +175,9 @@ class _Counts:
             self._labels[int(label)] += 1
         elif "labels" in columns:
             self._labels.update(np.asarray(columns["labels"]).ravel().tolist())
-        boxes = columns.get("boxes", ())
-        self.boxes += len(boxes) if np.ndim(boxes) else 0
+        boxes = columns.get("boxes")
+        if boxes is not None and np.ndim(boxes):
+            self.boxes += len(boxes)
 
     def fill(self, report: PackReport, classes: Sequence[str]) -> None:
         report.records, report.bytes, report.rotated, report.cmyk = self.records, self.bytes, self.rotated, self.cmyk

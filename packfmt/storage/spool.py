@@ -28,13 +28,18 @@ class Spool:
         self._folder = folder
         self._buffer = bytearray()
         self._file: IO[bytes] | None = None
-        self.size = 0
+        self._flushed = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes appended."""
+        return self._flushed + len(self._buffer)
 
     def append(self, data: bytes | memoryview) -> None:
         """Add bytes at the end."""
-        self._buffer += data
-        self.size += len(data)
-        if len(self._buffer) >= LIMIT:
+        buffer = self._buffer
+        buffer += data
+        if len(buffer) >= LIMIT:
             self._flush()
 
     def chunks(self) -> Iterator[bytes]:
@@ -49,6 +54,7 @@ class Spool:
 
     def close(self) -> None:
         """Free memory and disk."""
+        self._flushed += len(self._buffer)
         self._buffer = bytearray()
         if self._file is not None:
             self._file.close()
@@ -61,6 +67,7 @@ class Spool:
         while pending:
             pending = pending[self._file.write(pending) :]
         pending.release()
+        self._flushed += len(self._buffer)
         self._buffer = bytearray()
 
 
@@ -75,14 +82,15 @@ class ColumnSpool:
         self.values = Spool(folder)
         self.rows = Spool(folder)
         self._scalar = struct.Struct("<" + CODES[column.dtype]) if column.shape == () else None
+        self._row_bytes = column.row_bytes if column.ragged else 0
         if column.ragged:
             self.rows.append(bytes(8))
 
     def append(self, raw: bytes | memoryview) -> None:
         """Add one record's encoded value."""
         self.values.append(raw)
-        if self.column.ragged:
-            self.rows.append((self.values.size // self.column.row_bytes).to_bytes(8, "little"))
+        if self._row_bytes:
+            self.rows.append((self.values.size // self._row_bytes).to_bytes(8, "little"))
 
     def each(self) -> Iterator[bytes]:
         """The values of a ragged column so far, one by one, as bytes."""
