@@ -67,3 +67,21 @@ def test_free_memory_is_bounded() -> None:
 def test_shapes_of_nothing_and_pickling() -> None:
     recycler = pickle.loads(pickle.dumps(Recycler()))
     assert recycler.allocate((0, 8, 8, 3)).shape == (0, 8, 8, 3)
+
+
+def test_the_memory_dropped_last_is_taken_first() -> None:
+    recycler = Recycler()
+    one, two = (recycler.allocate((64,)) for _ in range(2))
+    last = address(two)
+    del one, two
+    assert address(recycler.allocate((64,))) == last
+
+
+def test_a_size_nobody_asks_for_any_more_makes_room() -> None:
+    recycler = Recycler()
+    small = [recycler.allocate((64,)) for _ in range(KEPT)]
+    del small
+    large = recycler.allocate((8 * GRAIN,))
+    first = address(large)
+    del large
+    assert address(recycler.allocate((8 * GRAIN,))) == first

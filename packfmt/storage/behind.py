@@ -14,7 +14,7 @@ __all__ = ["WriteBehind"]
 
 PORTION = 1 << 20  # bytes handed over at a time
 PIECES = 1024  # or so many pieces: what one system call takes
-AHEAD = 8 << 20  # bytes that may wait to be written, one larger piece excepted
+AHEAD = 4 << 20  # bytes that may wait to be written, one larger piece excepted
 PORTIONS = 8  # and the portions that may, which hold less where pieces are small
 SMALL = 4 << 10  # mean size of pieces that are joined first
 

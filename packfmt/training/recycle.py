@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import weakref
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -42,17 +43,16 @@ class Recycler:
         return np.frombuffer(memoryview(owner), np.uint8, size).reshape(shape)
 
     def _take(self, size: int) -> mmap.mmap:
-        for _ in range(len(self._free)):
-            try:
-                block = self._free.pop(0)
-            except IndexError:  # another thread was faster
-                break
-            if size <= len(block) <= 2 * size + GRAIN:
-                return block
-            self._free.append(block)  # of another size: an epoch's last batch must not cost the others their blocks
+        for block in self._free[::-1]:  # the one dropped last may still be in the processor's cache
+            if size <= len(block) <= 2 * size + GRAIN:  # an epoch's last batch must not cost the others their blocks
+                with suppress(ValueError):  # another thread was faster
+                    self._free.remove(block)
+                    return block
         return new_block(size)
 
 
 def _give_back(free: list[mmap.mmap], block: mmap.mmap) -> None:
-    if len(free) < KEPT:
-        free.append(block)
+    free.append(block)
+    if len(free) > KEPT:
+        with suppress(IndexError):  # other threads took them all
+            free.pop(0)  # of a size that nobody asks for any more
