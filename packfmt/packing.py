@@ -8,8 +8,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any, Literal
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -28,10 +28,10 @@ Progress = Callable[[int, int, int | None], None]
 CHUNK_ENTRIES = 64  # entries one task prepares: enough that handing tasks over costs nothing
 CHUNK_BYTES = 1 << 20  # and the bytes it holds at most, one larger record excepted; more would leave the caches
 NOTHING = dict.fromkeys((column.name for column in IMAGE_COLUMNS), 0)
+_told = attrgetter(*NOTHING)  # what a header says, in that order
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
+class _Prepared(NamedTuple):
     """One entry, loaded and sniffed. ``record`` is None for what is skipped or cannot be kept."""
 
     record: Record | None
@@ -262,7 +262,7 @@ def _prepare_one(source: Source, entry: Any) -> _Prepared:
     except DecodeError as error:
         kept = Record(record.data, record.key, {**NOTHING, **record.columns})
         return _Prepared(kept, problem=BadImage(record.key, error.message))
-    values = {name: getattr(info, name) for name in NOTHING}
+    values = dict(zip(NOTHING, _told(info), strict=True))
     return _Prepared(Record(record.data, record.key, {**values, **record.columns}))
 
 

@@ -32,6 +32,7 @@ MAX_IMAGE_BYTES = 256 << 20
 MAX_SHARDS = 1_000_000
 MAX_FOLDERS = 1_000_000
 
+_ODD_NAME = re.compile(r"__MACOSX|Thumbs\.db|desktop\.ini")  # wherever it stands: a quick look before a long one
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".gif", ".webp", ".bmp", ".dib", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif", ".heic"),
@@ -116,6 +117,8 @@ def is_image_name(key: str) -> bool:
 
 def is_hidden(key: str) -> bool:
     """Whether a part of the path is hidden, or one of the files and folders that file managers leave behind."""
+    if key[:1] != "." and "/." not in key and not _ODD_NAME.search(key):
+        return False
     parts = [part for part in key.split("/") if part not in ("", ".", "..")]
     return any(part.startswith(".") or part == "__MACOSX" for part in parts) or (
         bool(parts) and parts[-1] in ("Thumbs.db", "desktop.ini")

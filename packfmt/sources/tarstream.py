@@ -13,9 +13,8 @@ import lzma
 import os
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, NamedTuple, cast
 
 from packfmt.errors import SourceError
 
@@ -29,8 +28,7 @@ _KINDS |= {b"3": "device", b"4": "device", b"6": "device"}
 _DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
-@dataclass(frozen=True, slots=True)
-class TarMember:
+class TarMember(NamedTuple):
     """One member's header.
 
     Args:
@@ -94,8 +92,8 @@ class TarStream:
         """
         extended: dict[str, str] = {}
         while True:
-            self._skip(self._unread)
-            header = self._exact(BLOCK, "a header")
+            self._skip(self._content)
+            header = self._header(self._unread)
             if not any(header):
                 self._check_end()
                 return
@@ -217,13 +215,20 @@ class TarStream:
                 )
 
     def _skip(self, count: int) -> None:
-        # The padding of the last member may be missing where a writer stopped short of it; its content may not.
         while count:
-            count -= len(self._some(min(count, _PIECE), "a member"))
-        self._unread = self._content = 0
+            done = len(self._some(min(count, _PIECE), "a member"))
+            count -= done
+            self._unread -= done
 
-    def _exact(self, count: int, what: str) -> bytes:
+    def _header(self, padding: int) -> bytes:
+        """The next header, behind what is left of the member before it: one read for both."""
         data = b""
+        while len(data) < padding:
+            data += self._some(padding + BLOCK - len(data), "a member")
+        self._unread = self._content = 0
+        return self._exact(BLOCK, "a header", data[padding:])
+
+    def _exact(self, count: int, what: str, data: bytes = b"") -> bytes:
         while len(data) < count:
             piece = self._some(count - len(data), what, ended=not data)
             if not piece:

@@ -71,6 +71,7 @@ class RecordingWriter(Writer):
         self._records_end = layout.HEADER.size
         self._count = 0
         self._index = {name: Spool(self._folder) for name in layout.INDEX}
+        self._append_index = [spool.append for spool in self._index.values()]
         self._own_keys = KeyHashes(self._folder)
         self._keys = self._own_keys if keys is None else keys
         self._state = "open"
@@ -131,8 +132,8 @@ class RecordingWriter(Writer):
         self._state = "broken"
         self._columns = spools
         self._store(data)
-        for name, value in zip(layout.INDEX, entry, strict=True):
-            self._index[name].append(value.to_bytes(8, "little"))
+        for append, value in zip(self._append_index, entry, strict=True):
+            append(value.to_bytes(8, "little"))
         for name, raw in encoded.items():
             spools[name].append(raw)
         self._keys.append(encoded[KEY])
