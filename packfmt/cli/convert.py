@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from packfmt.cli.packing import print_report
-from packfmt.cli.show import Size, print_json, print_table, progress_bar
+from packfmt.cli.packing import copy_options, print_report
+from packfmt.cli.show import print_json, print_table, progress_bar
 from packfmt.converting import convert as convert_source
 from packfmt.converting import describe_source
 from packfmt.reports import Bad
@@ -33,19 +33,7 @@ FLAGS = {
 @click.option("--list", "list_kinds", is_flag=True, help="Show the kinds of source and their options.")
 @click.option("--from", "kind", metavar="KIND", help="What SRC is, instead of recognising it.")
 @click.option("--dry-run", is_flag=True, help="Say what SRC is and what would be kept; write nothing. Needs no DST.")
-@click.option("--threads", type=click.IntRange(1), help="Records prepared at a time. [default: all cores, at least 2]")
-@click.option(
-    "--bad",
-    type=click.Choice(["fail", "skip", "keep"]),
-    default="fail",
-    show_default=True,
-    help="Damaged images: list all and write nothing, leave them out, or store what bytes there are.",
-)
-@click.option("--shuffle", type=int, metavar="SEED", help="Store records in random order.")
-@click.option("--shard-size", type=Size(), help="Split into shards of this size.")
-@click.option("--backend", type=click.Choice(["shard", "lmdb"]), help="[default: lmdb for DST.lmdb, else shard]")
-@click.option("--force", is_flag=True, help="Replace DST if it exists.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@copy_options
 @click.option("--labels", type=click.Path(), metavar="TABLE", help="Labels from a CSV, TSV or JSON lines file, by key.")
 @click.option("--key-column", help="Of a table: the column of paths.")
 @click.option("--label-column", help="Of a table: the column of labels.")

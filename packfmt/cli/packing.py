@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -10,29 +11,43 @@ from packfmt.cli.show import Size, print_json, print_table, progress_bar, readab
 from packfmt.packing import pack as pack_folder
 from packfmt.reports import Bad, PackReport
 
-__all__ = ["pack", "print_report"]
+__all__ = ["copy_options", "pack", "print_report"]
 
 SHOWN = 20  # bad images that the report lists
+
+
+# Of every copy into a pack, in the order in which --help lists them.
+_COPY_OPTIONS = (
+    click.option("--threads", type=click.IntRange(1), help="Images prepared at a time. [default: all cores, at least 2]"),
+    click.option(
+        "--bad",
+        type=click.Choice(["fail", "skip", "keep"]),
+        default="fail",
+        show_default=True,
+        help="Zero-byte, unreadable, broken images: list all and write nothing, leave them out, or store what bytes "
+        "there are.",
+    ),
+    click.option("--shuffle", type=int, metavar="SEED", help="Store records in random order."),
+    click.option("--shard-size", type=Size(), help="Split into shards of this size (512MB, 1GiB) with a manifest."),
+    click.option("--backend", type=click.Choice(["shard", "lmdb"]), help="[default: lmdb for a name in .lmdb, or shard]"),
+    click.option("--force", is_flag=True, help="Replace what is there."),
+    click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
+)
+
+
+def copy_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command with what all copies into a pack take."""
+    for option in reversed(_COPY_OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.command()
 @click.argument("images", type=click.Path())
 @click.argument("out", type=click.Path())
-@click.option("--threads", type=click.IntRange(1), help="Files read at a time. [default: all cores, at least 2]")
-@click.option(
-    "--bad",
-    type=click.Choice(["fail", "skip", "keep"]),
-    default="fail",
-    show_default=True,
-    help="Zero-byte, unreadable, broken images: list all and write nothing, leave them out, or store them as they are.",
-)
-@click.option("--shuffle", type=int, metavar="SEED", help="Store records in random order.")
-@click.option("--shard-size", type=Size(), help="Split into shards of this size (512MB, 1GiB) with a manifest.")
-@click.option("--backend", type=click.Choice(["shard", "lmdb"]), help="[default: lmdb for OUT.lmdb, else shard]")
+@copy_options
 @click.option("--follow-links", is_flag=True, help="Follow symbolic links.")
 @click.option("--flat", is_flag=True, help="Ignore class folders and store no labels.")
-@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def pack(images: str, out: str, bad: Bad, flat: bool, as_json: bool, **options: Any) -> None:
     """Pack the folder IMAGES, flat or with one sub-folder per class, into OUT."""
     with progress_bar("packing") as progress:
