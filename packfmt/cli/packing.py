@@ -18,7 +18,7 @@ SHOWN = 20  # bad images that the report lists
 
 # Of every copy into a pack, in the order in which --help lists them.
 _COPY_OPTIONS = (
-    click.option("--threads", type=click.IntRange(1), help="Images prepared at a time. [default: all cores, at least 2]"),
+    click.option("--threads", type=click.IntRange(1), help="Images prepared at a time. [default: cores, at least 2]"),
     click.option(
         "--bad",
         type=click.Choice(["fail", "skip", "keep"]),
@@ -29,7 +29,7 @@ _COPY_OPTIONS = (
     ),
     click.option("--shuffle", type=int, metavar="SEED", help="Store records in random order."),
     click.option("--shard-size", type=Size(), help="Split into shards of this size (512MB, 1GiB) with a manifest."),
-    click.option("--backend", type=click.Choice(["shard", "lmdb"]), help="[default: lmdb for a name in .lmdb, or shard]"),
+    click.option("--backend", type=click.Choice(["shard", "lmdb"]), help="[default: lmdb for a name.lmdb, else shard]"),
     click.option("--force", is_flag=True, help="Replace what is there."),
     click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
 )
