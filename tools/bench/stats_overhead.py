@@ -77,7 +77,7 @@ def epoch(loader: packfmt.Loader) -> torch.Tensor | None:
 def record_a_batch(recorder: StatsRecorder) -> None:
     """All that is recorded of one batch, in the threads and in the consumer's."""
     timing = Timing()
-    job: Any = SimpleNamespace(timing=timing, plan=SimpleNamespace(indices=np.arange(BATCH)))
+    job: Any = SimpleNamespace(timing=timing, indices=np.arange(BATCH))
     clock = time.perf_counter
     for start in range(0, BATCH, BATCH // CHUNKS):
         began, read, decoded, done = clock(), clock(), clock(), clock()
