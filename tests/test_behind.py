@@ -71,9 +71,13 @@ def test_a_system_without_gathered_writes(out: Any, monkeypatch: pytest.MonkeyPa
     assert Path(out.name).read_bytes() == b"a" * 9000 + b"b" * 9000
 
 
-def test_no_more_waits_than_is_allowed(out: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("ahead", "portions"), [(1000, 10**6), (10**6, 10)])
+def test_no_more_waits_than_is_allowed(
+    out: Any, monkeypatch: pytest.MonkeyPatch, ahead: int, portions: int
+) -> None:
     monkeypatch.setattr(behind, "PORTION", 100)
-    monkeypatch.setattr(behind, "AHEAD", 1000)
+    monkeypatch.setattr(behind, "AHEAD", ahead)
+    monkeypatch.setattr(behind, "PORTIONS", portions)
     gate = threading.Event()
     given = threading.Semaphore(0)
     real = os.writev
@@ -102,15 +106,20 @@ def test_an_error_is_raised_by_a_later_call_and_nothing_more_is_written(
 ) -> None:
     monkeypatch.setattr(behind, "PORTION", 10)
     calls = []
+    gate = threading.Event()
 
     def full(descriptor: int, pieces: Any) -> int:
         calls.append(pieces)
+        gate.wait()
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(behind.os, "writev", full)
     stream = WriteBehind(out, lambda position: None)
+    give(stream, 5)  # four of them wait behind the first
+    gate.set()
     with pytest.raises(OSError, match="full"):
-        give(stream, 100)
+        stream.flush()
+    stream._thread.submit(int).result()  # type: ignore[union-attr]  # those that waited have had their turn
     stream.close()
     assert len(calls) == 1
 

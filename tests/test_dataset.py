@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import random
+import threading
 import warnings
 import weakref
 from pathlib import Path
@@ -537,6 +538,58 @@ class _Begun(list[_Job]):
 
 def _batches(*numbers: int) -> list[Any]:
     return [np.array([number]) for number in numbers]
+
+
+class _WatchedCrop:
+    """Notes the threads that plan."""
+
+    size = CROP.size
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+
+    def boxes(self, *arguments: Any) -> Any:
+        self.threads.append(threading.current_thread().name)
+        return CROP.boxes(*arguments)
+
+
+def test_a_batch_is_planned_once_and_by_a_decoding_thread(pack: str) -> None:
+    crop = _WatchedCrop()
+    with ImageDataset(pack, crop=crop, threads=3) as ds:
+        ds.finish(ds.start(range(40), 0))
+    assert len(crop.threads) == 1
+    assert crop.threads[0].startswith("packfmt-decode")
+
+
+def test_a_cancelled_batch_ends_with_the_chunk_in_hand(pack: str) -> None:
+    seen, begun, gate = [], threading.Event(), threading.Event()
+
+    def wait(image: Any) -> Any:
+        seen.append(image)
+        begun.set()
+        gate.wait()
+        return image
+
+    with ImageDataset(pack, crop=CROP, transform=wait, threads=1) as ds:
+        job = ds.start(range(40), 0)
+        begun.wait()
+        job.cancel()
+        gate.set()
+    assert len(seen) == 20  # of one thread's two chunks
+
+
+def test_nothing_holds_a_batch_that_was_dropped(pack: str) -> None:
+    with ImageDataset(pack, crop=CROP, threads=2) as ds:
+        job = ds.start(range(40), 0)
+        ds.finish(job)
+        dropped = weakref.ref(job)
+        gc.disable()  # a circle would wait for it, and the batch's memory with it
+        try:
+            del job
+            ds._pool.close()
+            assert dropped() is None
+        finally:
+            gc.enable()
 
 
 def test_announced_batches_are_begun_with_the_one_before_them() -> None:
