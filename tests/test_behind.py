@@ -120,6 +120,8 @@ def test_an_error_is_raised_by_a_later_call_and_nothing_more_is_written(
     with pytest.raises(OSError, match="full"):
         stream.flush()
     stream._thread.submit(int).result()  # type: ignore[union-attr]  # those that waited have had their turn
+    with pytest.raises(ValueError, match="failed before"):
+        stream.flush()
     stream.close()
     assert len(calls) == 1
 

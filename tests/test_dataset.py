@@ -8,6 +8,7 @@ import random
 import threading
 import warnings
 import weakref
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -570,12 +571,16 @@ def test_a_cancelled_batch_ends_with_the_chunk_in_hand(pack: str) -> None:
         gate.wait()
         return image
 
+    finished: list[Any] = []
     with ImageDataset(pack, crop=CROP, transform=wait, threads=1) as ds:
-        job = ds.start(range(40), 0)
+        job = ds.start(range(40), 0, then=finished.append)
         begun.wait()
         job.cancel()
         gate.set()
     assert len(seen) == 20  # of one thread's two chunks
+    assert finished == []
+    with pytest.raises(CancelledError):
+        job.wait()
 
 
 def test_nothing_holds_a_batch_that_was_dropped(pack: str) -> None:

@@ -58,8 +58,11 @@ class WriteBehind:
 
         Raises:
             OSError: writing failed.
+            ValueError: it failed before, or this is closed.
         """
         self._await(0, 0)
+        if self._failed:
+            raise ValueError("writing failed before, or has ended: what was given since is not in the file")
         pieces, self._pieces, self._size = self._pieces, [], 0
         self._put(pieces)
 

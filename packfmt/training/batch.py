@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from operator import itemgetter, sub
 from typing import Any
@@ -135,7 +135,8 @@ class BatchJob:
         return self._end.reached
 
     def cancel(self) -> None:
-        """Drop the parts that no thread has begun."""
+        """Drop the parts that no thread has begun. What is left is no batch: ``then`` is not called any more."""
+        self._raised.append((len(self.indices), CancelledError()))
         self._starts = iter(())
         for future in self._futures:
             future.cancel()
