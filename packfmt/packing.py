@@ -26,7 +26,7 @@ __all__ = ["copy_records", "pack"]
 Progress = Callable[[int, int, int | None], None]
 
 CHUNK_ENTRIES = 64  # entries one task prepares: enough that handing tasks over costs nothing
-CHUNK_BYTES = 1 << 20  # and the bytes it holds at most, one larger record excepted; more would leave the caches
+CHUNK_BYTES = 1 << 20  # and the bytes it holds at most, one larger record excepted
 NOTHING = dict.fromkeys((column.name for column in IMAGE_COLUMNS), 0)
 _told = attrgetter(*NOTHING)  # what a header says, in that order
 

@@ -10,8 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the training layer needs torch")
 
-from packfmt.images.memory import GRAIN  # noqa: E402 (beside what needs torch)
-from packfmt.training.recycle import KEPT, Recycler  # noqa: E402 (it needs torch)
+from packfmt.training.recycle import GRAIN, KEPT, Recycler  # noqa: E402 (it needs torch)
 
 
 def address(array: np.ndarray) -> int:

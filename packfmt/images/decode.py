@@ -15,7 +15,6 @@ from packfmt.errors import DecodeError
 from packfmt.images import libjpeg, pillow
 from packfmt.images.exif import oriented
 from packfmt.images.info import MAX_PIXELS
-from packfmt.images.memory import new_block
 from packfmt.images.sniff import Buffer, as_bytes_like, sniff
 
 __all__ = ["Decoder", "Failure", "Resize", "decode", "decode_into"]
@@ -240,7 +239,7 @@ def _scratch_room(height: int, width: int, channels: int) -> Pixels:
         return _new_room(height, width, channels)
     scratch: Pixels | None = getattr(_thread, "scratch", None)
     if scratch is None or scratch.size < size:
-        scratch = _thread.scratch = np.frombuffer(new_block(size), np.uint8)
+        scratch = _thread.scratch = np.empty(size, np.uint8)
     return scratch[:size].reshape(height, width, channels)
 
 

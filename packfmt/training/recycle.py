@@ -14,10 +14,9 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
-from packfmt.images.memory import GRAIN, new_block
-
 __all__ = ["Recycler"]
 
+GRAIN = 1 << 20  # blocks are rounded up to this, so that batches of nearly equal size fit into each other's
 KEPT = 8  # free blocks: a loader's look-ahead and what a loop holds
 
 
@@ -48,7 +47,9 @@ class Recycler:
                 with suppress(ValueError):  # another thread was faster
                     self._free.remove(block)
                     return block
-        return new_block(size)
+        # Private: Python's default would share the block with forked children, which write batches too.
+        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+        return mmap.mmap(-1, max(1, -(-size // GRAIN)) * GRAIN, **private)
 
 
 def _give_back(free: list[mmap.mmap], block: mmap.mmap) -> None:
