@@ -8,7 +8,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from packfmt.record import IMAGE_COLUMNS, Record
 from packfmt.reports import Bad, BadImage, BadImagesError, PackReport
 from packfmt.sources.base import BadEntry, SkipEntry, Source
 from packfmt.sources.folder import FolderSource
+from packfmt.storage.base import Buffer
 
 __all__ = ["copy_records", "pack"]
 
@@ -27,14 +27,16 @@ Progress = Callable[[int, int, int | None], None]
 
 CHUNK_ENTRIES = 64  # entries one task prepares: enough that handing tasks over costs nothing
 CHUNK_BYTES = 1 << 20  # and the bytes it holds at most, one larger record excepted
+KEPT = 16 << 20  # bytes of freed memory that the process may keep for the next records
 NOTHING = dict.fromkeys((column.name for column in IMAGE_COLUMNS), 0)
-_told = attrgetter(*NOTHING)  # what a header says, in that order
 
 
 class _Prepared(NamedTuple):
-    """One entry, loaded and sniffed. ``record`` is None for what is skipped or cannot be kept."""
+    """One entry, loaded and sniffed. ``data`` is None for what is skipped or cannot be kept."""
 
-    record: Record | None
+    data: Buffer | None
+    key: str = ""
+    columns: Mapping[str, Any] = NOTHING
     skipped: str = ""
     problem: BadImage | None = None
 
@@ -122,23 +124,25 @@ def copy_records(
     report = PackReport(os.fspath(out), bad=bad)
     total = source.count() if progress is not None else None
     counts = _Counts()
+    # glibc gives freed memory back above a limit that follows the largest block ever freed, and every record would be
+    # paid for in page faults. This block is never touched, so it costs nothing.
+    bytes(KEPT)
     with (
         create(
             out, columns=source.columns, classes=source.classes, metadata=source.metadata, **create_options
         ) as writer,
-        closing(_prepare_all(source, _ordered(source, shuffle), threads)) as items,
+        closing(_prepare_all(source, shuffle, threads)) as items,
     ):
         for item in items:
             if item.problem is not None:
                 report.problems.append(item.problem)
             if item.skipped:
                 source.skipped[item.skipped] += 1
-            record = item.record
-            if record is None or (item.problem is not None and bad != "keep"):
+            if item.data is None or (item.problem is not None and bad != "keep"):
                 continue
-            counts.add(record)
+            counts.add(item.data, item.columns)
             if not (bad == "fail" and report.problems):  # past the first bad one, only the rest of them is of interest
-                writer.write(record.data, record.key, **record.columns)
+                writer.write(item.data, item.key, **item.columns)
             if progress is not None:
                 progress(counts.records, counts.bytes, total)
         if report.problems and bad == "fail":
@@ -163,10 +167,9 @@ class _Counts:
         self._labels: Counter[int] = Counter()
         self._formats: Counter[int] = Counter()
 
-    def add(self, record: Record) -> None:
-        columns = record.columns
+    def add(self, data: Buffer, columns: Mapping[str, Any]) -> None:
         self.records += 1
-        self.bytes += memoryview(record.data).nbytes
+        self.bytes += memoryview(data).nbytes
         self._formats[columns["format"]] += 1
         self.rotated += columns["orientation"] > 1
         self.cmyk += bool(columns["flags"] & CMYK)
@@ -204,20 +207,22 @@ def _ordered(source: Source, seed: int | None) -> Iterator[Any]:
         yield entries[position]
 
 
-def _prepare_all(source: Source, entries: Iterator[Any], threads: int | None) -> Generator[_Prepared, None, None]:
+def _prepare_all(source: Source, shuffle: int | None, threads: int | None) -> Generator[_Prepared, None, None]:
     """Load and sniff in threads, a bounded number of chunks ahead; yield in order.
 
-    Records that come whole are looked at right here: that takes less time than handing them over, and they are still in
-    the processor's cache when they are written.
+    Handy ones are loaded right here, in the order they come: that takes less time than handing them over, and they are
+    still in the processor's cache when their checksums are taken.
     """
     workers = max(2, os.cpu_count() or 2) if threads is None else threads
     if workers < 1:
         raise ValueError(f"threads={threads} must be at least 1")
+    # In random order, whole records are all that is handy: the others lie anywhere on a disk that answers many at once.
+    handy = source.handy if shuffle is None else _is_whole
     pending: deque[Future[list[_Prepared]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="packfmt-read")
     try:
-        for chunk in _chunks(source, entries):
-            if not pending and all(isinstance(entry, (Record, BadEntry)) for entry in chunk):
+        for chunk in _chunks(source, _ordered(source, shuffle)):
+            if not pending and all(map(handy, chunk)):
                 yield from _prepare(source, chunk)
                 continue
             pending.append(pool.submit(_prepare, source, chunk))
@@ -243,8 +248,12 @@ def _chunks(source: Source, entries: Iterator[Any]) -> Iterator[list[Any]]:
         yield chunk
 
 
+def _is_whole(entry: Any) -> bool:
+    return isinstance(entry, (Record, BadEntry))
+
+
 def _prepare(source: Source, entries: list[Any]) -> list[_Prepared]:
-    return [_prepare_one(source, entry) for entry in entries]
+    return [_prepare_one(source, entry) for entry in source.fetch(entries)]
 
 
 def _prepare_one(source: Source, entry: Any) -> _Prepared:
@@ -260,14 +269,13 @@ def _prepare_one(source: Source, entry: Any) -> _Prepared:
     try:
         info = sniff(record.data)
     except DecodeError as error:
-        kept = Record(record.data, record.key, {**NOTHING, **record.columns})
-        return _Prepared(kept, problem=BadImage(record.key, error.message))
-    values = dict(zip(NOTHING, _told(info), strict=True))
-    return _Prepared(Record(record.data, record.key, {**values, **record.columns}))
+        columns = {**NOTHING, **record.columns}
+        return _Prepared(record.data, record.key, columns, problem=BadImage(record.key, error.message))
+    return _Prepared(record.data, record.key, {**dict(zip(NOTHING, info, strict=True)), **record.columns})
 
 
 def _bad_entry(entry: Any, key: str, reason: str) -> _Prepared:
     problem = BadImage(key, reason)
     if isinstance(entry, BadEntry) and entry.data is not None:
-        return _Prepared(Record(entry.data, key, {**NOTHING, **(entry.columns or {})}), problem=problem)
+        return _Prepared(entry.data, key, {**NOTHING, **(entry.columns or {})}, problem=problem)
     return _Prepared(None, problem=problem)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from packfmt.errors import DecodeError
 
@@ -45,9 +45,8 @@ UNUSUAL = 128  # arithmetic, lossless, hierarchical or 12-bit JPEG
 MAX_PIXELS = 178_956_970  # where Pillow stops with an error by default
 
 
-@dataclass(frozen=True, slots=True)
-class ImageInfo:
-    """What an image's header says: the values of ``packfmt.record.IMAGE_COLUMNS``.
+class ImageInfo(NamedTuple):
+    """What an image's header says: the values of ``packfmt.record.IMAGE_COLUMNS``, in their order.
 
     Args:
         width: in stored pixels, before any EXIF rotation.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from struct import Struct
+from typing import NamedTuple
 
 from packfmt.errors import DecodeError
 from packfmt.images import info
@@ -23,11 +23,12 @@ _FRAMES = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC),
 _COMMON_FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended and progressive Huffman
 _PROGRESSIVE_FRAMES = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
 _BARE = frozenset((0x01, *range(0xD0, 0xD9)))  # TEM, RST0 to RST7 and SOI have no length
+# Markers of segments that say nothing here, such as tables and comments, and are stepped over.
+_PASSED = frozenset(range(0xC0, 0xFF)) - _FRAMES - _BARE - {_SOS, _EOI, _APP1, _DRI}
 _KNOWN_COMPONENTS = frozenset((1, 3, 4))
 
 
-@dataclass(slots=True)
-class JpegHeader:
+class JpegHeader(NamedTuple):
     """A JPEG's frame and first scan.
 
     Args:
@@ -92,6 +93,9 @@ def read_jpeg(data: bytes | memoryview) -> JpegHeader:
         if position + 4 > size:
             break
         prefix, marker, length = _SEGMENT(data, position)
+        if marker in _PASSED and prefix == 0xFF and length >= 2:
+            position += 2 + length
+            continue
         if prefix != 0xFF or marker in (0x00, 0xFF):
             found = _NEXT_MARKER.search(data, position)
             if found is None:

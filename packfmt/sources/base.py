@@ -75,6 +75,13 @@ class Source(ABC):
     def entries(self) -> Iterator[Any]:
         """Yield one cheap handle per record, in order. A handle may be the record itself."""
 
+    def fetch(self, entries: list[Any]) -> list[Any]:
+        """Handles of the same records whose bytes are at hand, where reading several at once is quicker. Thread-safe.
+
+        One that cannot be read so comes back as it is: ``load`` says why.
+        """
+        return entries
+
     def load(self, entry: Any) -> Record:
         """Turn a handle into its record. Thread-safe.
 
@@ -87,6 +94,10 @@ class Source(ABC):
             raise DecodeError(entry.reason, key=entry.key)
         record: Record = entry
         return record
+
+    def handy(self, entry: Any) -> bool:
+        """Whether loading an entry, right after those before it, takes less time than handing it to a thread."""
+        return isinstance(entry, (Record, BadEntry))
 
     def size(self, entry: Any) -> int:
         """Bytes an entry takes once loaded, 0 where that is not known: what bounds the copy loop's queue."""

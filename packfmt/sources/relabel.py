@@ -31,6 +31,9 @@ class _Around(Source):
         for entry in self._source.entries():
             yield self._bad(entry) if isinstance(entry, BadEntry) else entry
 
+    def handy(self, entry: Any) -> bool:
+        return self._source.handy(entry)
+
     def size(self, entry: Any) -> int:
         return self._source.size(entry)
 
@@ -43,6 +46,9 @@ class _Around(Source):
 
     def close(self) -> None:
         self._source.close()
+
+    def fetch(self, entries: list[Any]) -> list[Any]:
+        return self._source.fetch(entries)
 
     def load(self, entry: Any) -> Record:
         record = self._source.load(entry)

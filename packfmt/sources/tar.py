@@ -179,13 +179,13 @@ class TarSource(Source):
         sample, stem, extension = split_name(member.name)
         limit = part_limit(extension)
         if self._facts is not None and extension.rpartition(".")[2] not in self._parts:
-            return Image.of(member.name, *self._read_image(stream, member, b""))
+            return Image(member.name, sample, stem, *self._read_image(stream, member, b""))
         if limit is not None:
             if member.size > limit:
                 return Part(stem, sample, extension, f"{member.size} bytes; at most {limit} are read")
             return Part(stem, sample, extension, stream.read(limit))
         if is_image_name(member.name):
-            return Image.of(member.name, *self._read_image(stream, member, b""))
+            return Image(member.name, sample, stem, *self._read_image(stream, member, b""))
         head = stream.read(_MAGIC_BYTES)
         if not magic(head):
             if extension:
@@ -193,7 +193,7 @@ class TarSource(Source):
             else:
                 self.skipped["not an image"] += 1
             return None
-        return Image.of(member.name, *self._read_image(stream, member, head))
+        return Image(member.name, sample, stem, *self._read_image(stream, member, head))
 
     def _read_image(self, stream: TarStream, member: TarMember, head: bytes) -> tuple[bytes, str | None]:
         """A member's bytes, of which ``head`` is read already; or why they are not read."""

@@ -261,12 +261,13 @@ def _sum_matches(header: bytes) -> bool:
     digits = header[148:156].strip(b" \0")
     if not digits or digits.strip(b"01234567"):
         return False
-    declared = int(digits, 8)
-    unsigned = sum(header) - sum(header[148:156]) + 8 * ord(" ")  # the sum counts as blanks in itself
-    if declared == unsigned:
+    # The sum counts as blanks in itself. The low half of an Adler-32 is one more than the bytes' sum, modulo 65521: ten
+    # times as quick as summing in Python, and blind only to a difference of exactly that.
+    total = int(digits, 8) - 8 * ord(" ") + sum(header[148:156])
+    if (zlib.adler32(header) & 0xFFFF) == (total + 1) % 65521:
         return True
     # Some old writers summed signed bytes.
-    return declared == unsigned - 256 * sum(byte > 127 for byte in header[:148] + header[156:])
+    return total == sum(header) - 256 * sum(byte > 127 for byte in header[:148] + header[156:])
 
 
 def _text(data: bytes) -> str:

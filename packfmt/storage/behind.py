@@ -17,6 +17,7 @@ PIECES = 1024  # or so many pieces: what one system call takes
 AHEAD = 4 << 20  # bytes that may wait to be written, one larger piece excepted
 PORTIONS = 8  # and the portions that may, which hold less where pieces are small
 SMALL = 4 << 10  # mean size of pieces that are joined first
+SHARE = 16  # a view that is kept uncopied has at least this part of the bytes it keeps in memory
 
 
 class WriteBehind:
@@ -33,7 +34,7 @@ class WriteBehind:
         self._file = file
         self._written = written
         self._position = 0
-        self._pieces: list[bytes] = []
+        self._pieces: list[bytes | memoryview] = []
         self._size = 0
         self._under_way: deque[tuple[Future[None], int]] = deque()
         self._waiting = 0
@@ -41,12 +42,12 @@ class WriteBehind:
         self._thread: ThreadPoolExecutor | None = None
 
     def write(self, data: Buffer) -> int:
-        """Take the next bytes; copies all that may change, which is everything but ``bytes``. Returns their number.
+        """Take the next bytes, copying what may change: all but ``bytes`` and views of them. Returns their number.
 
         Raises:
             OSError: writing these or earlier ones failed.
         """
-        piece = data if type(data) is bytes else bytes(data)
+        piece = data if type(data) is bytes else _lasting(data)
         self._pieces.append(piece)
         self._size += len(piece)
         if self._size >= PORTION or len(self._pieces) >= PIECES:
@@ -89,7 +90,7 @@ class WriteBehind:
             self._waiting -= size
             future.result()
 
-    def _put(self, pieces: Sequence[bytes]) -> None:
+    def _put(self, pieces: Sequence[bytes | memoryview]) -> None:
         if self._failed:
             return
         total = sum(map(len, pieces))
@@ -108,3 +109,12 @@ class WriteBehind:
                 done -= len(pieces.popleft())
             if done:  # the system took a part
                 pieces[0] = memoryview(pieces[0])[done:]
+
+
+def _lasting(data: Buffer) -> bytes | memoryview:
+    """The bytes as they are now, whatever becomes of ``data``."""
+    if not isinstance(data, memoryview) or type(data.obj) is not bytes or len(data.obj) > SHARE * data.nbytes:
+        return bytes(data)
+    if data.format != "B" or data.ndim != 1 or not data.contiguous:
+        return bytes(data)
+    return data[:]  # another view, which stays valid if the giver releases its own

@@ -18,7 +18,7 @@ from packfmt.images.sniff import sniff
 from packfmt.record import IMAGE_COLUMNS, KEY, Column, infer_column
 from packfmt.storage.base import Buffer, Writer
 from packfmt.storage.keys import KeyHashes, refuse_same_keys
-from packfmt.storage.spool import ColumnSpool, Spool
+from packfmt.storage.table import TableSpool
 
 __all__ = ["RecordingWriter", "checked_facts", "image_values", "merge_columns"]
 
@@ -70,12 +70,10 @@ class RecordingWriter(Writer):
         self._folder = Path(self.path).parent
         self._records_end = layout.HEADER.size
         self._count = 0
-        self._index = {name: Spool(self._folder) for name in layout.INDEX}
-        self._append_index = [spool.append for spool in self._index.values()]
         self._own_keys = KeyHashes(self._folder)
         self._keys = self._own_keys if keys is None else keys
         self._state = "open"
-        self._columns: dict[str, ColumnSpool] | None = None
+        self._table: TableSpool | None = None
         self.content_id = ""
         self.file_size = 0
 
@@ -114,7 +112,7 @@ class RecordingWriter(Writer):
     @property
     def columns(self) -> tuple[Column, ...]:
         """The columns, inferred ones included once a record has been written."""
-        return tuple(spool.column for spool in (self._columns or {}).values()) or self._declared
+        return self._declared if self._table is None else self._table.columns
 
     def write(self, data: Buffer, /, key: str, **columns: Any) -> None:
         self._require("open")
@@ -123,21 +121,18 @@ class RecordingWriter(Writer):
         if "width" not in columns:
             columns |= image_values(data)
         columns[KEY] = key
-        spools = self._columns or self._spools(columns)
-        if columns.keys() != spools.keys():
-            self._refuse_columns(columns, spools)
-        entry = (self._records_end, memoryview(data).nbytes, record_checksum(data, self._count))
-        encoded = {name: spool.encode(columns[name]) for name, spool in spools.items()}
+        table = self._table or self._spools(columns)
+        if columns.keys() != table.names:
+            self._refuse_columns(columns, table.names)
+        size = memoryview(data).nbytes
+        encoded = table.encode((self._records_end, size, record_checksum(data, self._count)), columns)
         # All that can be refused has been: from here on, an error leaves the files in no known state.
         self._state = "broken"
-        self._columns = spools
+        self._table = table
         self._store(data)
-        for append, value in zip(self._append_index, entry, strict=True):
-            append(value.to_bytes(8, "little"))
-        for name, raw in encoded.items():
-            spools[name].append(raw)
-        self._keys.append(encoded[KEY])
-        self._records_end += entry[1]
+        table.append(encoded)
+        self._keys.append(key.encode("utf-8", "surrogateescape"))
+        self._records_end += size
         self._count += 1
         self._state = "open"
 
@@ -154,16 +149,14 @@ class RecordingWriter(Writer):
         self._state = "broken"
         if self._keys is self._own_keys:
             refuse_same_keys(self.path, self._keys.repeated(), self.written_keys())
-        self._columns = self._columns or self._spools({})
-        columns = tuple(spool.column for spool in self._columns.values())
-        sizes = layout.section_sizes(self._count, columns, {name: s.values.size for name, s in self._columns.items()})
-        plan = Layout.plan(self._records_end, sizes)
-        sections = {name: self._write_section(name, section) for name, section in plan.sections.items()}
-        raw = Directory(sections, columns, self._classes, self._metadata).encode()
+        self._table = table = self._table or self._spools({})
+        plan = Layout.plan(self._records_end, layout.section_sizes(self._count, table.columns, table.values_sizes()))
+        sections = {name: self._write_section(table, name, section) for name, section in plan.sections.items()}
+        raw = Directory(sections, table.columns, self._classes, self._metadata).encode()
         self._put(plan.directory_offset, [raw])
         self.file_size = plan.file_size(len(raw))
         directory = Section(plan.directory_offset, len(raw), xxhash.xxh3_64_intdigest(raw))
-        identity = self._identify(columns)
+        identity = _identify(table)
         trailer = Trailer(self._count, self._records_end, directory, self.file_size, identity)
         self._put(self.file_size - layout.TRAILER.size, [trailer.encode()])
         self._complete()
@@ -195,52 +188,43 @@ class RecordingWriter(Writer):
 
     def written_keys(self) -> Iterator[bytes]:
         """The keys of the records so far, in order, as they are stored."""
-        if self._columns is not None:
-            yield from self._columns[KEY].each()
+        if self._table is not None:
+            yield from self._table.each(KEY)
 
     def _require(self, state: str) -> None:
         if self._state != state:
             raise ValueError(f"{self.path}: {REFUSALS[self._state]}")
 
-    def _spools(self, first: Mapping[str, Any]) -> dict[str, ColumnSpool]:
+    def _spools(self, first: Mapping[str, Any]) -> TableSpool:
         """Spools for the declared columns, and for others of the types that the first record shows."""
         declared = {column.name: column for column in self._declared}
         inferred = [infer_column(name, value) for name, value in first.items() if name not in declared]
-        columns = sorted([*declared.values(), *inferred], key=lambda c: c.name)
-        return {column.name: ColumnSpool(column, self._folder) for column in columns}
+        return TableSpool([*declared.values(), *inferred], self._folder)
 
-    def _refuse_columns(self, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-        missing, unknown = sorted(known.keys() - given.keys()), sorted(given.keys() - known.keys())
+    def _refuse_columns(self, given: Mapping[str, Any], known: frozenset[str]) -> None:
+        missing, unknown = sorted(known - given.keys()), sorted(given.keys() - known)
         raise ValueError(
             f"{self.path}: record {self._count} ({given[KEY]!r}) lacks columns {missing} and has unknown columns "
             f"{unknown}; every record has the same columns: {sorted(known)}"
         )
 
-    def _section_spool(self, name: str) -> Spool:
-        kind, _, rest = name.partition(".")
-        if kind == "index":
-            return self._index[rest]
-        column = (self._columns or {})[rest]
-        return column.rows if kind == "rows" else column.values
-
-    def _write_section(self, name: str, section: Section) -> Section:
+    def _write_section(self, table: TableSpool, name: str, section: Section) -> Section:
         digest = xxhash.xxh3_64()
-        self._put(section.offset, _digesting(self._section_spool(name).chunks(), digest))
+        self._put(section.offset, _digesting(table.chunks(name), digest))
         return Section(section.offset, section.size, digest.intdigest())
 
-    def _identify(self, columns: Sequence[Column]) -> bytes:
-        digest = xxhash.xxh3_128()
-        for part in layout.content_parts(columns):
-            for chunk in self._section_spool(part).chunks() if isinstance(part, str) else [part]:
-                digest.update(chunk)
-        return digest.digest()
-
     def _close_spools(self) -> None:
-        for spool in self._index.values():
-            spool.close()
         self._own_keys.close()
-        for column in (self._columns or {}).values():
-            column.close()
+        if self._table is not None:
+            self._table.close()
+
+
+def _identify(table: TableSpool) -> bytes:
+    digest = xxhash.xxh3_128()
+    for part in layout.content_parts(table.columns):
+        for chunk in table.chunks(part) if isinstance(part, str) else [part]:
+            digest.update(chunk)
+    return digest.digest()
 
 
 def _digesting(chunks: Iterable[bytes], digest: Any) -> Iterator[bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +11,9 @@ import numpy as np
 
 from packfmt.record import Column
 
-__all__ = ["ColumnSpool", "Spool"]
+__all__ = ["ColumnSpool", "Spool", "refusal"]
 
 LIMIT = 1 << 20  # bytes kept in memory before they go to a temporary file
-CODES = {
-    "|b1": "?", "|u1": "B", "|i1": "b", "<u2": "H", "<i2": "h", "<f2": "e",
-    "<u4": "I", "<i4": "i", "<f4": "f", "<u8": "Q", "<i8": "q", "<f8": "d",
-}  # fmt: skip
 
 
 class Spool:
@@ -72,7 +67,7 @@ class Spool:
 
 
 class ColumnSpool:
-    """One column being written.
+    """One column being written whose values are no single numbers.
 
     ``encode`` turns a value into bytes without storing anything; ``append`` stores them.
     """
@@ -81,7 +76,6 @@ class ColumnSpool:
         self.column = column
         self.values = Spool(folder)
         self.rows = Spool(folder)
-        self._scalar = struct.Struct("<" + CODES[column.dtype]) if column.shape == () else None
         self._row_bytes = column.row_bytes if column.ragged else 0
         if column.ragged:
             self.rows.append(bytes(8))
@@ -113,18 +107,13 @@ class ColumnSpool:
         """
         column = self.column
         try:
-            if self._scalar is not None:
-                if column.dtype == "|b1" and value not in (0, 1):  # struct would take anything
-                    raise TypeError("must be True or False")
-                return self._scalar.pack(value)
             if column.kind == "text":
                 return value.encode("utf-8", "surrogateescape")  # type: ignore[no-any-return]
             if column.kind == "bytes":
                 return memoryview(value).cast("B")
             return self._encode_array(value)
-        except (struct.error, OverflowError, TypeError, AttributeError, ValueError) as error:
-            wanted = column.kind if column.kind != "array" else f"{column.dtype} of shape {column.shape}"
-            raise ValueError(f"column {column.name!r}: {value!r:.80} is no {wanted}: {error}") from error
+        except (OverflowError, TypeError, AttributeError, ValueError) as error:
+            raise refusal(column, value, str(error)) from error
 
     def _encode_array(self, value: Any) -> bytes:
         column = self.column
@@ -150,3 +139,9 @@ class ColumnSpool:
         """Free memory and disk."""
         self.values.close()
         self.rows.close()
+
+
+def refusal(column: Column, value: Any, why: str) -> ValueError:
+    """The error for a value that a column cannot hold."""
+    wanted = column.kind if column.kind != "array" else f"{column.dtype} of shape {column.shape}"
+    return ValueError(f"column {column.name!r}: {value!r:.80} is no {wanted}: {why}")

@@ -1,0 +1,121 @@
+"""What gathers of all records while a pack is written, section by section of the file to be."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packfmt.format import INDEX
+from packfmt.record import Column
+from packfmt.storage.spool import ColumnSpool, Spool, refusal
+
+__all__ = ["TableSpool"]
+
+CODES = {
+    "|b1": "?", "|u1": "B", "|i1": "b", "<u2": "H", "<i2": "h", "<f2": "e",
+    "<u4": "I", "<i4": "i", "<f4": "f", "<u8": "Q", "<i8": "q", "<f8": "d",
+}  # fmt: skip
+
+
+class TableSpool:
+    """The index entries and column values of records, in order. Used by one thread.
+
+    ``encode`` turns a record's values into bytes without storing anything; ``append`` stores them. All single numbers
+    go into one row, index entry included, because that is one call per record instead of one for each; every other
+    column is spooled by itself.
+
+    Args:
+        columns: what each record has.
+        folder: where nameless temporary files go.
+
+    Attributes:
+        columns: sorted by name.
+        names: theirs.
+    """
+
+    def __init__(self, columns: Sequence[Column], folder: Path) -> None:
+        self.columns = tuple(sorted(columns, key=lambda c: c.name))
+        self.names = frozenset(column.name for column in columns)
+        self._rows = _RowSpool([column for column in self.columns if column.shape == ()], folder)
+        self._others = {column.name: ColumnSpool(column, folder) for column in self.columns if column.shape != ()}
+        self._spools: tuple[_RowSpool | ColumnSpool, ...] = (self._rows, *self._others.values())
+
+    def encode(self, entry: tuple[int, int, int], values: Mapping[str, Any]) -> list[bytes | memoryview]:
+        """The bytes of one record's index entry (see ``format.INDEX``) and values, for ``append``.
+
+        Raises:
+            ValueError: a value does not fit its column's type, range or shape.
+        """
+        row = self._rows.encode(entry, values)
+        return [row, *[spool.encode(values[name]) for name, spool in self._others.items()]]
+
+    def append(self, encoded: Sequence[bytes | memoryview]) -> None:
+        """Store one record's."""
+        for spool, raw in zip(self._spools, encoded, strict=True):
+            spool.append(raw)
+
+    def values_sizes(self) -> dict[str, int]:
+        """Column name to the bytes of its values, of those columns that ``format.section_sizes`` asks for."""
+        return {name: spool.values.size for name, spool in self._others.items()}
+
+    def chunks(self, section: str) -> Iterator[bytes]:
+        """The bytes of a section of the file, in pieces. May be called again."""
+        kind, _, name = section.partition(".")
+        if name in self._others and kind != "index":
+            spool = self._others[name]
+            return (spool.rows if kind == "rows" else spool.values).chunks()
+        return self._rows.chunks(section)
+
+    def each(self, name: str) -> Iterator[bytes]:
+        """The values of a ragged column so far, one by one."""
+        return self._others[name].each()
+
+    def close(self) -> None:
+        """Free memory and disk."""
+        for spool in self._spools:
+            spool.close()
+
+
+class _RowSpool:
+    """Index entries, and columns of single numbers: one row of fixed width for each record."""
+
+    def __init__(self, columns: Sequence[Column], folder: Path) -> None:
+        self._columns = columns
+        self._names = [column.name for column in columns]
+        self._flags = [column for column in columns if column.dtype == "|b1"]
+        self._pack = struct.Struct("<" + "Q" * len(INDEX) + "".join(CODES[column.dtype] for column in columns)).pack
+        sections = [(f"index.{name}", "<u8") for name in INDEX] + [(f"column.{c.name}", c.dtype) for c in columns]
+        self._dtype = np.dtype(sections)
+        self._spool = Spool(folder)
+        self.append = self._spool.append
+        self.close = self._spool.close
+
+    def encode(self, entry: tuple[int, int, int], values: Mapping[str, Any]) -> bytes:
+        for column in self._flags:
+            if values[column.name] not in (0, 1):  # struct would take anything
+                raise refusal(column, values[column.name], "must be True or False")
+        try:
+            return self._pack(*entry, *[values[name] for name in self._names])
+        except (struct.error, OverflowError, TypeError, ValueError) as error:
+            raise self._refusal(values) or error from error
+
+    def chunks(self, section: str) -> Iterator[bytes]:
+        rest = b""
+        for chunk in self._spool.chunks():
+            chunk = rest + chunk
+            rows = len(chunk) // self._dtype.itemsize
+            rest = chunk[rows * self._dtype.itemsize :]
+            yield np.frombuffer(chunk, self._dtype, rows)[section].tobytes()
+
+    def _refusal(self, values: Mapping[str, Any]) -> ValueError | None:
+        """The error for the first value that its column cannot hold."""
+        for column in self._columns:
+            try:
+                struct.pack("<" + CODES[column.dtype], values[column.name])
+            except (struct.error, OverflowError, TypeError, ValueError) as error:
+                return refusal(column, values[column.name], str(error))
+        return None
