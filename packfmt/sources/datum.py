@@ -5,8 +5,6 @@ Its fields: 1 channels, 2 height, 3 width, 4 data, 5 label, 6 float_data, 7 enco
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from packfmt.sources.protobuf import BYTES, WireError, fields
 from packfmt.sources.values import ValueFault, image_kind
 
@@ -15,17 +13,15 @@ __all__ = ["Datum", "bgr_planes_to_rgb", "read_datum"]
 _MAX_FIELDS = 100_000  # unpacked float_data has one field per number
 
 
-@dataclass(slots=True)
 class Datum:
     """The message's fields; numbers that are not there are 0."""
 
-    channels: int = 0
-    height: int = 0
-    width: int = 0
-    data: memoryview | bytes = b""
-    label: int = 0
-    floats: bool = False
-    encoded: bool = False
+    __slots__ = ("channels", "data", "encoded", "floats", "height", "label", "width")
+
+    def __init__(self) -> None:
+        self.channels = self.height = self.width = self.label = 0
+        self.data: memoryview | bytes = b""
+        self.floats = self.encoded = False
 
 
 def read_datum(message: bytes | memoryview) -> Datum:

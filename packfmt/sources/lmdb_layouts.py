@@ -7,7 +7,6 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from packfmt.errors import DecodeError, SourceError
@@ -273,7 +272,7 @@ def _shape(value: memoryview) -> tuple[int, int, int] | None:
 def _meta_info(path: str, notes: list[str]) -> dict[str, tuple[int, int, int]]:
     """The sizes that a meta_info.txt states, by key: lines as ``name.png (720,1280,3) 1``."""
     sizes: dict[str, tuple[int, int, int]] = {}
-    with Path(path).open("rb") as file:
+    with open(path, "rb") as file:
         for line in iter(lambda: file.readline(4096), b""):
             match = re.fullmatch(rb"(.+)\s\((\d{1,9}),\s?(\d{1,9})(?:,\s?(\d))?\)\s\S+\s*", line)
             if match is None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from packfmt.images.sniff import FORMATS, magic
 from packfmt.sources.pickles import Array, Opaque
@@ -29,8 +29,7 @@ class ValueFault(ValueError):
     """A value that cannot be read as its layout asks; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """What one value of a serialised layout holds.
 
     Args:
@@ -42,8 +41,8 @@ class Sample:
 
     image: bytes
     label: int | float | str | list[Any] | None = None
-    names: list[str] = field(default_factory=list)
-    opaque: list[str] = field(default_factory=list)
+    names: Sequence[str] = ()
+    opaque: Sequence[str] = ()
 
 
 def image_kind(data: bytes | memoryview) -> str | None:
