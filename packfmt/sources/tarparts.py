@@ -46,7 +46,7 @@ def split_name(name: str) -> tuple[str, str, str]:
     """
     folder, slash, base = name.rpartition("/")
     # A leading dot does not start an extension.
-    shift = len(base) - len(base.lstrip("."))
+    shift = len(base) - len(base.lstrip(".")) if base[:1] == "." else 0
     first, last = base.find(".", shift), base.rfind(".")
     if first < 0:
         return name, name, ""

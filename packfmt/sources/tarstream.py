@@ -92,7 +92,8 @@ class TarStream:
         """
         extended: dict[str, str] = {}
         while True:
-            self._skip(self._content)
+            if self._content:
+                self._skip(self._content)
             header = self._header(self._unread)
             if not any(header):
                 self._check_end()
@@ -171,16 +172,19 @@ class TarStream:
         return int(text)
 
     def _name(self, header: bytes, extended: dict[str, str]) -> str:
-        name = extended.get("GNU.sparse.name") or extended.get("path")
+        name = extended.get("GNU.sparse.name") or extended.get("path") if extended else None
         if name is None:
-            short = header[:100].split(b"\0", 1)[0]
-            prefix = header[345:500].split(b"\0", 1)[0] if header[257:263] == b"ustar\0" else b""
-            name = _text(prefix + b"/" + short if prefix else short)
+            short = header[:100].partition(b"\0")[0]
+            if header[345] and header[257:263] == b"ustar\0":
+                short = header[345:500].partition(b"\0")[0] + b"/" + short
+            name = _text(short)
         while name.startswith("./"):
             name = name[2:].lstrip("/")
         return name.rstrip("/")
 
     def _kind(self, kind: bytes, header: bytes, extended: dict[str, str]) -> str:
+        if kind == b"0" and not extended:
+            return "file"
         if extended and any(name.startswith("GNU.sparse.") for name in extended):
             return "sparse"
         if kind == b"\0" and header[:100].split(b"\0", 1)[0].endswith(b"/"):
@@ -222,7 +226,7 @@ class TarStream:
 
     def _header(self, padding: int) -> bytes:
         """The next header, behind what is left of the member before it: one read for both."""
-        data = b""
+        data = self._some(padding + BLOCK, "a member", ended=not padding)
         while len(data) < padding:
             data += self._some(padding + BLOCK - len(data), "a member")
         self._unread = self._content = 0
