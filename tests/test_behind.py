@@ -133,3 +133,37 @@ def test_closing_ends_the_thread(out: Any, monkeypatch: pytest.MonkeyPatch) -> N
     stream.close()
     stream.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("packfmt-write")]
+
+
+def kept(stream: WriteBehind) -> Any:
+    (piece,) = stream._pieces
+    return piece
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(100, 900)])
+def test_a_view_of_bytes_is_kept_uncopied(out: Any, part: slice) -> None:
+    whole = random.Random(0).randbytes(1000)
+    stream = WriteBehind(out, lambda position: None)
+    view = memoryview(whole)[part]
+    stream.write(view)
+    assert kept(stream).obj is whole
+    view.release()  # whatever the giver does with his own
+    stream.flush()
+    assert Path(out.name).read_bytes() == whole[part]
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        memoryview(bytes(10_000))[:10],  # which would keep a thousand times its size in memory
+        memoryview(bytearray(1000)),
+        memoryview(bytes(1000))[::2],
+        memoryview(bytes(1000)).cast("H"),
+        memoryview(bytes(1000)).cast("B", (10, 100)),
+    ],
+)
+def test_other_views_are_copied(out: Any, view: memoryview) -> None:
+    stream = WriteBehind(out, lambda position: None)
+    assert stream.write(view) == view.nbytes
+    assert kept(stream) == view.tobytes()
+    assert type(kept(stream)) is bytes

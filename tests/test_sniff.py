@@ -380,3 +380,10 @@ def test_real_headers_agree_with_pillow():
 
 def test_exports_are_there():
     assert all(hasattr(module, name) for name in module.__all__)
+
+
+@pytest.mark.parametrize("junk", [b"junk", b"\x00\xdb\xff\xff", b"\x01\xe2\x40\x00"])
+def test_junk_between_segments_is_not_taken_for_a_segment(junk: bytes) -> None:
+    data = images.WHOLE["baseline"]
+    place = images.frame_at(data)
+    assert sniff(data[:place] + junk + data[place:]) == sniff(data)

@@ -29,6 +29,7 @@ from packfmt.format import Directory, Layout, Section, Trailer
 from packfmt.record import IMAGE_COLUMNS, KEY, Column, Record
 from packfmt.storage.keys import same_keys
 from packfmt.storage.spool import ColumnSpool, Spool
+from packfmt.storage.table import TableSpool
 
 ZEROS = dict.fromkeys((column.name for column in IMAGE_COLUMNS), 0)  # given, so that nothing is sniffed
 
@@ -444,6 +445,47 @@ def test_a_ragged_spool_gives_back_its_values(tmp_path_factory: Any, values: lis
             spool.append(spool.encode(value))
         assert [raw.decode() for raw in spool.each()] == values
         spool.close()
+
+
+NUMBERS = (Column("flag", "|b1"), Column("half", "<f2"), Column("large", "<u8"), Column("word", "|u1", (None,), "text"))
+
+
+@given(
+    rows=st.lists(st.tuples(st.booleans(), st.floats(width=16), st.integers(0, 2**64 - 1), st.text("abc"))),
+    limit=st.integers(8, 64),
+)
+def test_a_table_gives_back_section_by_section_what_came_record_by_record(
+    tmp_path_factory: Any, rows: list[tuple[Any, ...]], limit: int
+) -> None:
+    def section(name: str, dtype: str) -> list[Any]:
+        return np.frombuffer(b"".join(table.chunks(name)), dtype).tolist()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("packfmt.storage.spool.LIMIT", limit // 8 * 8)
+        table = TableSpool(NUMBERS, tmp_path_factory.getbasetemp())
+        for place, row in enumerate(rows):
+            values = dict(zip(["flag", "half", "large", "word"], row, strict=True))
+            table.append(table.encode((place, 2**64 - 1 - place, place * place), values))
+
+    assert section("index.offset", "<u8") == list(range(len(rows)))
+    assert section("index.length", "<u8") == [2**64 - 1 - place for place in range(len(rows))]
+    assert section("index.checksum", "<u8") == [place * place for place in range(len(rows))]
+    assert section("column.flag", "|b1") == [row[0] for row in rows]
+    np.testing.assert_array_equal(section("column.half", "<f2"), [row[1] for row in rows])
+    assert section("column.large", "<u8") == [row[2] for row in rows]
+    assert b"".join(table.chunks("column.word")).decode() == "".join(row[3] for row in rows)
+    assert section("rows.word", "<u8") == np.cumsum([0] + [len(row[3]) for row in rows]).tolist()
+    table.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("flag", 2), ("flag", "no"), ("half", 1e9), ("large", -1), ("large", 0.5), ("large", None)]
+)
+def test_a_table_names_the_column_that_a_value_does_not_fit(tmp_path: Path, name: str, value: Any) -> None:
+    table = TableSpool(NUMBERS, tmp_path)
+    with pytest.raises(ValueError, match=f"column '{name}'") as raised:
+        table.encode((0, 0, 0), {"flag": True, "half": 1.0, "large": 1, "word": "w", name: value})
+    assert repr(value) in str(raised.value)
 
 
 # ---- memory and descriptors

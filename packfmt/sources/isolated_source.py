@@ -17,12 +17,10 @@ from packfmt.record import Column, Record
 from packfmt.sources.base import BadEntry, SkipEntry, Source
 from packfmt.sources.inputfiles import InputFiles
 from packfmt.sources.isolated import IsolatedReader
+from packfmt.sources.located import Located, read_together
 from packfmt.sources.values import is_side_text
 
 __all__ = ["IsolatedSource", "RawPixels"]
-
-GAP = 8 << 10  # bytes between two images that are read along: a value in LMDB begins on a page of its own
-
 
 @dataclass(frozen=True, slots=True)
 class RawPixels:
@@ -38,24 +36,6 @@ class RawPixels:
     key: str
     data: memoryview
     shape: tuple[int, int, int]
-    columns: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Located:
-    """A handle of an image file that lies somewhere in an input file; ``load`` reads it from there.
-
-    Args:
-        key: the record's key.
-        file: position in the source's files.
-        offset, size: bytes.
-        columns: as in Record.
-    """
-
-    key: str
-    file: int
-    offset: int
-    size: int
     columns: dict[str, Any]
 
 
@@ -132,21 +112,7 @@ class IsolatedSource(Source):
 
     def fetch(self, entries: list[Any]) -> list[Any]:
         """As ``Source.fetch``: reads what lies close together in a file in one go."""
-        fetched = list(entries)
-        places = [place for place, entry in enumerate(entries) if isinstance(entry, Located)]
-        places.sort(key=lambda place: (entries[place].file, entries[place].offset))
-        for run in _runs(entries, places):
-            first = entries[run[0]]
-            stop = max(entries[place].offset + entries[place].size for place in run)
-            try:
-                data = memoryview(self._files.read(first.file, first.offset, stop - first.offset))
-            except OSError:
-                continue
-            for place in run:
-                entry = entries[place]
-                start = entry.offset - first.offset
-                fetched[place] = Record(data[start : start + entry.size], entry.key, entry.columns)
-        return fetched
+        return read_together(self._files, entries)
 
     def load(self, entry: Any) -> Record:
         """As ``Source.load``; encodes an image that is there as pixels."""
@@ -239,23 +205,6 @@ class IsolatedSource(Source):
     def _finish(self, end: dict[str, Any]) -> None:
         self.skipped.update({str(reason): int(count) for reason, count in (end.get("skipped") or {}).items()})
         self.notes.extend(str(note) for note in end.get("notes") or ())
-
-
-def _runs(entries: list[Any], places: list[int]) -> Iterator[list[int]]:
-    """Cut places, which are sorted by file and offset, where a gap is too wide to be read along."""
-    run: list[int] = []
-    file = stop = 0
-    for place in places:
-        entry = entries[place]
-        if run and (entry.file != file or entry.offset > stop + GAP):
-            yield run
-            run = []
-        if not run:
-            file, stop = entry.file, 0
-        run.append(place)
-        stop = max(stop, entry.offset + entry.size)
-    if run:
-        yield run
 
 
 def _column(spec: list[Any]) -> Column:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from packfmt.images.sniff import FORMATS, magic
-from packfmt.sources.pickles import Array, Opaque
+from packfmt.sources.foreign_values import Array, Opaque
 
 __all__ = [
     "Sample",

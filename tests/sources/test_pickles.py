@@ -14,7 +14,8 @@ from foreign_inputs import Bomb, encoded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packfmt.sources.pickles import Array, Opaque, PickleError, read_pickle
+from packfmt.sources.foreign_values import Array, Opaque
+from packfmt.sources.pickles import PickleError, read_pickle
 from packfmt.sources.values import ValueFault, numbers, sample_of
 
 PROTOCOLS = range(6)

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import json
 import os
 import pickle
+import random
 import struct
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import msgpack
 import numpy as np
 import pytest
 from foreign_inputs import decoded, encoded, pixels, write_lmdb
+from hypothesis import given
+from hypothesis import strategies as st
 
+from packfmt import convert, packing
 from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Column
+from packfmt.sources.base import BadEntry
+from packfmt.sources.inputfiles import InputFiles
 from packfmt.sources.lmdb import LMDBSource, recognise
+from packfmt.sources.located import GAP, Located, read_together
 
 TEXT = Column("label", "|u1", (None,), "text")
 NUMBER = Column("label", "<i8")
@@ -368,6 +379,88 @@ def test_many_records_pass_in_several_frames(tmp_path: Path) -> None:
             assert record.key == f"{number:06d}.jpg"
             assert record.data == image + bytes([number % 256]) * (number % 7)
     assert number == 2999
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Offset and size of each read of an input file."""
+    seen: list[tuple[int, int]] = []
+    real = InputFiles.read
+
+    def read(self: InputFiles, file: int, offset: int, size: int) -> bytes:
+        seen.append((offset, size))
+        return real(self, file, offset, size)
+
+    monkeypatch.setattr(InputFiles, "read", read)
+    return seen
+
+
+def test_neighbours_are_read_together(tmp_path: Path, reads: list[tuple[int, int]]) -> None:
+    images = {b"%06d.jpg" % n: encoded(n) + bytes(n * 100) for n in range(100)}
+    with LMDBSource(write_lmdb(tmp_path / "db", images.items())) as source:
+        entries = list(source.entries())
+        fetched = source.fetch(entries[::-1])
+        assert len(reads) < 10
+        assert [(r.key.encode(), bytes(r.data)) for r in fetched] == list(images.items())[::-1]
+        assert [source.load(entry) for entry in entries] == fetched[::-1]
+
+
+@given(
+    places=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 200_000), st.integers(0, 30_000)), max_size=12),
+)
+def test_what_lies_apart_is_not_read_along(tmp_path_factory: Any, places: list[tuple[int, int, int]]) -> None:
+    folder = tmp_path_factory.mktemp("files")
+    contents = [random.Random(n).randbytes(250_000) for n in (0, 1)]
+    for n, content in enumerate(contents):
+        (folder / str(n)).write_bytes(content)
+    entries: list[Any] = [Located(str(i), *place, {}) for i, place in enumerate(places)]
+    with pytest.MonkeyPatch.context() as patch, closing(InputFiles([str(folder / n) for n in "01"])) as files:
+        asked: list[int] = []
+        real = files.read
+        patch.setattr(files, "read", lambda file, offset, size: asked.append(size) or real(file, offset, size))
+        fetched = read_together(files, [*entries, BadEntry("bad", "reason")])
+    assert fetched.pop() == BadEntry("bad", "reason")
+    assert [bytes(record.data) for record in fetched] == [contents[f][o : o + n] for f, o, n in places]
+    assert sum(asked) <= sum(place[2] for place in places) + len(places) * GAP
+
+
+def test_a_stretch_that_cannot_be_read_costs_its_damaged_part_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_lmdb(tmp_path / "db", ((b"%06d.jpg" % n, encoded(n) + bytes(9000)) for n in range(5)))
+    with LMDBSource(path) as source:
+        bad = list(source.entries())[2]
+    real = os.pread
+
+    def pread(descriptor: int, size: int, offset: int) -> bytes:
+        if offset <= bad.offset < offset + size:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    report = convert(path, tmp_path / "out.bin", bad="skip")
+    assert report.records == 4
+    assert [(problem.key, problem.reason) for problem in report.problems] == [
+        ("000002.jpg", "cannot be read: Input/output error")
+    ]
+
+
+def test_in_order_no_thread_is_asked_and_in_random_order_many_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_lmdb(tmp_path / "db", ((b"%06d.jpg" % n, encoded(n)) for n in range(200)))
+    asked: list[int] = []
+
+    class Counted(ThreadPoolExecutor):
+        def submit(self, *arguments: Any) -> Any:
+            asked.append(1)
+            return super().submit(*arguments)
+
+    monkeypatch.setattr(packing, "ThreadPoolExecutor", Counted)
+    convert(path, tmp_path / "in-order.bin")
+    assert not asked
+    convert(path, tmp_path / "shuffled.bin", shuffle=1)
+    assert asked
 
 
 @pytest.mark.skipif("PACKFMT_TEST_DATA" not in os.environ, reason="PACKFMT_TEST_DATA is not set")

@@ -14,12 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from source_inputs import jpeg, png, trapped_pickle
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Record
 from packfmt.sources.base import BadEntry
 from packfmt.sources.tar import TarSource, recognise
+from packfmt.sources.tarstream import _sum_matches
 
 SIZE_FIELD, SUM_FIELD = 124, 148
 
@@ -400,3 +403,20 @@ def test_a_bad_entry_loads_as_an_error(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", [("1.jpg", jpeg()), ("1.cls", b"1"), ("2.jpg", jpeg())])
     with pytest.raises(DecodeError, match=r"2\.jpg"):
         list(TarSource(path))
+
+
+def summed(content: bytes, total: int) -> bytes:
+    """A header that states ``total`` as its sum, in the field that counts as blanks."""
+    return content[:SUM_FIELD] + b"%06o\0 " % total + content[SUM_FIELD + 8 :]
+
+
+@given(content=st.binary(min_size=512, max_size=512), apart=st.integers(-70_000, 70_000))
+def test_a_header_is_taken_at_its_sum_only(content: bytes, apart: int) -> None:
+    blank = content[:SUM_FIELD] + b" " * 8 + content[SUM_FIELD + 8 :]
+    signed = sum(byte - 256 * (byte > 127) for byte in blank)
+    for total in {sum(blank), max(0, signed)}:
+        assert _sum_matches(summed(content, total)) == (total in (sum(blank), signed))
+    stated = max(0, sum(blank) + apart)
+    allowed = {sum(blank), signed, sum(blank) - 65521, sum(blank) + 65521}  # see there for the last two
+    if stated not in allowed:
+        assert not _sum_matches(summed(content, stated))
