@@ -34,6 +34,7 @@ import packfmt
 from packfmt import CorruptError, DecodeError, FormatError, ImageDataset, MMapImageDataset
 from packfmt.randomness import sample_keys
 from packfmt.record import Column
+from packfmt.storage.readahead import ReadAhead
 from packfmt.training.ahead import Ahead
 
 
@@ -384,12 +385,18 @@ def test_an_error_names_path_index_and_key(bad_pack: str, index: int, error: typ
         assert (caught.value.path, caught.value.index, caught.value.key) == (bad_pack, index, f"00{index}.jpg")
 
 
-def test_skipping_makes_batches_smaller(bad_pack: str) -> None:
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_skipping_makes_batches_smaller(bad_pack: str, in_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReadAhead, "resting", lambda self: in_memory)  # records are read in two ways
     ds = ImageDataset(bad_pack, crop=CROP, on_error="skip")
     images, labels = ds[list(range(8))]
     assert labels.tolist() == [0, 1, 2, 6, 7]
     assert torch.equal(images[3], ds[6][0])
     assert ds.skipped == 3
+    job = ds.start(range(8), 0)
+    assert {place: type(error) for place, error in job.wait().items()} == {
+        3: DecodeError, 4: CorruptError, 5: DecodeError
+    }  # fmt: skip
 
 
 def test_skipping_without_a_common_size(bad_pack: str) -> None:

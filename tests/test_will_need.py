@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,21 +27,24 @@ def pack(tmp_path: Path) -> Path:
 
 def test_each_batch_is_asked_for_whole_before_it_is_read(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[set[int]] = []
+    read: set[int] = set()
     read_unasked: list[int] = []
-    will_need, read = MappedReader.will_need, MappedReader.read
+    will_need, each = MappedReader.will_need, MappedReader.each
 
     def spy_will_need(self: MappedReader, indices: np.ndarray) -> None:
         asked.append(set(np.asarray(indices).tolist()))
         will_need(self, indices)
 
-    def spy_read(self: MappedReader, indices: np.ndarray) -> list[memoryview]:
+    def spy_each(self: MappedReader, indices: np.ndarray) -> Iterator[memoryview]:
         known = set().union(*asked)
-        read_unasked.extend(i for i in np.asarray(indices).tolist() if i not in known)
-        return read(self, indices)
+        read.update(indices.tolist())
+        read_unasked.extend(i for i in indices.tolist() if i not in known)
+        return each(self, indices)
 
     monkeypatch.setattr(MappedReader, "will_need", spy_will_need)
-    monkeypatch.setattr(MappedReader, "read", spy_read)
+    monkeypatch.setattr(MappedReader, "each", spy_each)
     dataset = packfmt.MMapImageDataset(pack, threads=2)
     batches = [set(labels.tolist()) for _, labels in packfmt.Loader(dataset, 8)]
     assert asked == batches
+    assert read == set(range(24))
     assert read_unasked == []

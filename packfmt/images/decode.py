@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,13 @@ _CHANNELS = {"RGB": 3, "L": 1}
 _UPRIGHT = (0, 1)
 
 _thread = threading.local()
+
+
+class Records(Protocol):
+    """Several image files, each asked for once and in order."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Buffer]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,7 @@ class Decoder:
 
     def decode_into(
         self,
-        records: Sequence[Buffer],
+        records: Records,
         out: Pixels,
         *,
         boxes: NDArray[np.integer] | None = None,
@@ -108,7 +115,7 @@ class Decoder:
         interpreter lock. May be called from many threads at once, with different ``out``.
 
         Args:
-            records: N whole files.
+            records: N whole files, in a list or in whatever has a length and gives them one by one.
             out: (N, H, W, C) uint8, each slot C-contiguous; C is 3, or 1 for mode "L".
             boxes: (N, 4) integer crops (x0, y0, x1, y1) in source pixels; each is resized to the slot. Without, an
                 image must have the slot's size: nothing is ever resized unasked.

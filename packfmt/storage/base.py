@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from packfmt.errors import CorruptError
 from packfmt.record import KEY, Record
 from packfmt.storage.columns import Columns
 
@@ -131,6 +132,22 @@ class Reader(ABC):
             for problem in self.problems():
                 self.close()
                 raise problem
+
+    def each(self, indices: Indices) -> Iterator[memoryview]:
+        """The bytes of several records one by one, in the asked order.
+
+        As ``read``, but where all is in memory, a record is checked when its turn comes: who uses it at once finds its
+        bytes in the processor's cache, and other threads wait for the interpreter lock in short turns only.
+
+        Raises:
+            IndexError, ValueError: as ``read``, at once.
+            CorruptError: as ``read``, when the damaged record's turn comes. The iterator ends there; those that follow
+                can be asked for anew.
+        """
+        try:
+            return iter(self.read(indices))
+        except CorruptError:
+            return (self.read(indices[place : place + 1])[0] for place in range(len(indices)))
 
     def key(self, index: int) -> str:
         """The key of one record."""

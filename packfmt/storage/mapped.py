@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packfmt import format as layout
-from packfmt.errors import FormatError
+from packfmt.errors import CorruptError, FormatError
 from packfmt.storage.base import Indices, Reader, Verify, as_positions
 from packfmt.storage.checks import shard_problems
 from packfmt.storage.columns import Columns
@@ -100,6 +100,14 @@ class MappedReader(Reader):
         if len(indices) == 1 and type(indices[0]) in PLAIN and 0 <= indices[0] < len(self):
             return [self._file.read_one(int(indices[0]), verify=self._verify)]
         return self._file.read(as_positions(indices, len(self), self.path), verify=self._verify)
+
+    def each(self, indices: Indices) -> Iterator[memoryview]:
+        positions = as_positions(indices, len(self), self.path)
+        try:
+            views = self._file.each(positions, verify=self._verify)
+        except CorruptError:
+            views = None
+        return super().each(positions) if views is None else views
 
     def will_need(self, indices: Indices) -> None:
         positions = as_positions(indices, len(self), self.path)

@@ -118,6 +118,20 @@ class ShardFile:
             out[place] = view
         return out
 
+    def each(self, positions: npt.NDArray[np.int64], *, verify: Verify) -> Iterator[memoryview] | None:
+        """As ``read``, each record checked when its turn comes. None where they must be read in the file's order.
+
+        Raises:
+            CorruptError: at once where a range is damaged, else at a record's turn.
+        """
+        if not (self.bytes.any_order and self.ahead.resting()):
+            return None
+        offsets, lengths = self.ranges(positions)
+        views = self.bytes.slices(offsets.tolist(), lengths.tolist())
+        if verify == "once":
+            self._check_new(positions, views)
+        return self._passing(positions, views) if verify is True else iter(views)
+
     def column(self, name: str) -> npt.NDArray[Any] | RaggedColumn:
         """A column, checked against its checksum the first time.
 
@@ -186,10 +200,16 @@ class ShardFile:
         if verify == "once":
             self._check_new(positions, views)
             return
+        for _ in self._passing(positions, views):
+            pass
+
+    def _passing(self, positions: npt.NDArray[np.int64], views: list[memoryview]) -> Iterator[memoryview]:
+        """The same views, each after it was checked."""
         sums = self.index("checksum")[positions].tolist()
         for index, view, stated in zip(positions.tolist(), views, sums, strict=True):
             if record_checksum(view, index) != stated:
                 raise self.corrupt(index, f"its {len(view)} bytes do not match their checksum; restore the file")
+            yield view
 
     def _check_new(self, positions: npt.NDArray[np.int64], views: list[memoryview]) -> None:
         """Check those that never passed. A race between threads checks one twice."""

@@ -102,6 +102,16 @@ class ShardedReader(Reader):
                 views[place] = memoryview(bytes(view)) if copy else view
         return views
 
+    def each(self, indices: Indices) -> Iterator[memoryview]:
+        parts = list(self._split(indices))
+        if self.io == "mmap" and len(parts) > self._shards.max_open:
+            return super().each(indices)
+        turns = np.empty(len(indices), np.intp)
+        for number, (_, places, _) in enumerate(parts):
+            turns[places] = number
+        sources = [self._shards.reader(shard).each(local) for shard, _, local in parts]
+        return (next(sources[turn]) for turn in turns.tolist())
+
     def lengths(self, indices: Indices) -> npt.NDArray[np.uint64]:
         out = np.empty(len(indices), np.uint64)
         for shard, places, local in self._split(indices):

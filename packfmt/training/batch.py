@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from packfmt.errors import CorruptError, DecodeError
+from packfmt.errors import DecodeError
 from packfmt.randomness import sampling
+from packfmt.training.chunk import ChunkRecords
 from packfmt.training.plan import Allocate, BatchPlan, Recipe, add_note, plan_batch
 from packfmt.training.pool import Pool
 from packfmt.training.resize import mirrored
@@ -161,10 +162,9 @@ class BatchJob:
             self.timing.collate = time.perf_counter() - began
 
     def _work(self, plan: BatchPlan, start: int, stop: int) -> None:
-        began = time.perf_counter()
-        records = self._read(start, stop)
-        read = time.perf_counter()
-        ends = [read]
+        records = ChunkRecords(self.recipe.reader, self.indices, start, stop, self.failures)
+        reading, began = records.seconds, time.perf_counter()
+        ends = [began]
         self._decode(records, start, ends)
         self._note_slow(ends, start)
         decoded = time.perf_counter()
@@ -173,8 +173,8 @@ class BatchJob:
                 if position not in self.failures:
                     plan.images[position] = self._transform(position, plan.images[position])
         done = time.perf_counter()
-        self.timing.read += read - began  # a race between threads may lose one of thousands: these are statistics
-        self.timing.decode += decoded - read
+        self.timing.read += records.seconds  # a race between threads may lose one of thousands: these are statistics
+        self.timing.decode += decoded - began - (records.seconds - reading)
         self.timing.transform += done - decoded
 
     def _note_slow(self, ends: list[float], start: int) -> None:
@@ -184,23 +184,7 @@ class BatchJob:
             slowest = max(spent)
             self.timing.slowest.append((slowest, int(self.indices[start + spent.index(slowest)])))
 
-    def _read(self, start: int, stop: int) -> list[memoryview]:
-        reader, indices = self.recipe.reader, self.indices
-        try:
-            return reader.read(indices[start:stop])
-        except CorruptError:
-            pass
-        # Outside of the handler: an error raised in it would hold the first one, and with it this batch's memory.
-        return [self._read_one(position) for position in range(start, stop)]
-
-    def _read_one(self, position: int) -> memoryview:
-        try:
-            return self.recipe.reader.read(self.indices[position : position + 1])[0]
-        except CorruptError as error:
-            self.failures[position] = error.with_traceback(None)
-            return memoryview(b"")
-
-    def _decode(self, records: Sequence[memoryview], start: int, ends: list[float]) -> None:
+    def _decode(self, records: ChunkRecords, start: int, ends: list[float]) -> None:
         plan, decoder = self.plan, self.recipe.decoder
         stop = start + len(records)
         if plan.out is None:

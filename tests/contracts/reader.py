@@ -22,6 +22,7 @@ from packfmt import storage
 from packfmt.errors import CorruptError, FormatError
 from packfmt.record import KEY, Column, Record
 from packfmt.storage import Reader
+from packfmt.storage.readahead import ReadAhead
 
 MAX_PICKLE = 10_000
 
@@ -248,6 +249,48 @@ class ReaderContract:
             assert reader.read([1])[0] != records[1].data
             with pytest.raises(CorruptError, match=records[1].key):
                 strict.read([1])
+
+    @pytest.fixture(params=["from the disk", "from memory"])
+    def found(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where ``each`` believes that records are found, which it reads in two ways."""
+        monkeypatch.setattr(ReadAhead, "resting", lambda self: request.param == "from memory")
+
+    @pytest.mark.usefixtures("found")
+    @pytest.mark.parametrize("verify", [True, False, "once"])
+    @pytest.mark.parametrize("kind", [list, tuple, np.array])
+    def test_each_gives_what_read_gives(self, tmp_path: Path, verify: Any, kind: Any) -> None:
+        records = some_records(40)
+        with self.open(self.make(tmp_path, records), verify=verify) as reader:
+            for asked in ([], [3], [39, 0, 7, 7, 20, 0, 38, 1]):
+                views = reader.each(kind(asked) if asked else asked)
+                assert iter(views) is views
+                assert [bytes(view) for view in views] == [records[i].data for i in asked]
+            assert [bytes(view) for view in reader.each(range(30, 3, -9))] == [records[i].data for i in (30, 21, 12)]
+
+    @pytest.mark.usefixtures("found")
+    @pytest.mark.parametrize("verify", [True, "once"])
+    def test_each_raises_at_the_damaged_record_s_turn(self, tmp_path: Path, verify: Any) -> None:
+        records = some_records(9)
+        with self.open(self.make(tmp_path, records), verify=verify) as reader:
+            for file in {os.path.realpath(name) for name in reader.files}:
+                flip_a_byte(file, records[4].data)
+            views = reader.each([8, 0, 4, 1])
+            assert [bytes(next(views)) for _ in range(2)] == [records[8].data, records[0].data]
+            with pytest.raises(CorruptError, match=records[4].key):
+                next(views)
+            assert next(views, None) is None
+            assert [bytes(view) for view in reader.each([1, 5])] == [records[1].data, records[5].data]
+
+    @pytest.mark.usefixtures("found")
+    def test_each_refuses_at_once_what_read_refuses(self, tmp_path: Path) -> None:
+        reader = self.opened(tmp_path, some_records(9))
+        with reader:
+            with pytest.raises(IndexError, match="has 9 records"):
+                reader.each([0, 9])
+            with pytest.raises(TypeError, match="flat sequence of int"):
+                reader.each(["0"])
+        with pytest.raises(ValueError, match="is closed"):
+            reader.each([0, 1])
 
     def test_an_unknown_way_of_verifying_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="allowed are True, False and 'once'"):

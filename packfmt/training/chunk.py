@@ -1,0 +1,63 @@
+"""The records of a chunk on their way to the decoder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from packfmt.errors import CorruptError
+from packfmt.storage import Reader
+
+__all__ = ["ChunkRecords"]
+
+
+class ChunkRecords:
+    """Record bytes one by one, read and checked when the decoder asks for them; no bytes for a damaged record.
+
+    Iterate it once.
+
+    Args:
+        reader: the pack.
+        indices: (N,) of a batch.
+        start, stop: the chunk's positions in it.
+        failures: takes the errors of damaged records by their positions.
+
+    Attributes:
+        seconds: spent so far on reading and checking.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        indices: npt.NDArray[np.int64],
+        start: int,
+        stop: int,
+        failures: dict[int, Exception],
+    ) -> None:
+        self._reader = reader
+        self._indices = indices
+        self._start = start
+        self._stop = stop
+        self._failures = failures
+        began = time.perf_counter()
+        self._records = reader.each(indices[start:stop])  # reads them all now, where they are not in memory
+        self.seconds = time.perf_counter() - began
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def __iter__(self) -> Iterator[memoryview]:
+        records = self._records
+        for position in range(self._start, self._stop):
+            began = time.perf_counter()
+            try:
+                record = next(records)
+            except CorruptError as error:
+                self._failures[position] = error.with_traceback(None)
+                record = memoryview(b"")
+                records = self._reader.each(self._indices[position + 1 : self._stop])
+            self.seconds += time.perf_counter() - began
+            yield record
