@@ -27,6 +27,7 @@ Box: TypeAlias = "Sequence[int]"
 _KEEP_BYTES = 64 << 20  # of scratch memory per thread; larger images get memory of their own
 _CHANNELS = {"RGB": 3, "L": 1}
 _UPRIGHT = (0, 1)
+_JPEG = b"\xff\xd8\xff"
 
 _thread = threading.local()
 
@@ -161,15 +162,12 @@ class Decoder:
 
     def _straight(self, data: Buffer, slot: Pixels) -> bool:
         """Decode the usual JPEG of the slot's size into the slot: False, and an undefined slot, for all others."""
+        data = as_bytes_like(data)
+        if data[:3] != _JPEG or slot.shape[0] * slot.shape[1] > self.max_pixels:
+            return False
+        if libjpeg.usual_size(data) != slot.shape[:2]:
+            return False
         try:
-            height, width, space, _ = libjpeg.read_size(data)
-            if (
-                (height, width) != slot.shape[:2]
-                or space not in libjpeg.PLAIN_SPACES
-                or height * width > self.max_pixels
-                or not libjpeg.plausible(data, height * width)
-            ):
-                return False
             libjpeg.decode_jpeg(data, libjpeg.SPACES[self.mode], self.fast, self.fast, buffer=slot)
         except ValueError:
             return False
@@ -192,16 +190,14 @@ class Decoder:
 
     def _pixels(self, data: bytes | memoryview, room: libjpeg.Room) -> Pixels:
         """All of an image as stored, (H, W, C): in the array that ``room`` gives, or in one of its own."""
-        if data[:3] == b"\xff\xd8\xff":
-            try:
-                height, width, space, _ = libjpeg.read_size(data)
-                count = height * width
-                if space in libjpeg.PLAIN_SPACES and count <= self.max_pixels and libjpeg.plausible(data, count):
-                    colour = libjpeg.SPACES[self.mode]
-                    buffer = room(height, width, _CHANNELS[self.mode])
-                    return libjpeg.decode_jpeg(data, colour, self.fast, self.fast, buffer=buffer)
-            except ValueError:
-                buffer = None  # unusual or damaged: looked at again, more slowly, and with no memory held twice
+        if data[:3] == _JPEG:
+            size = libjpeg.usual_size(data)
+            if size is not None and size[0] * size[1] <= self.max_pixels:
+                buffer = room(*size, _CHANNELS[self.mode])
+                try:
+                    return libjpeg.decode_jpeg(data, libjpeg.SPACES[self.mode], self.fast, self.fast, buffer=buffer)
+                except ValueError:
+                    del buffer  # unusual or damaged: looked at again, more slowly, and with no memory held twice
             result = libjpeg.read_unusual(
                 data, self.mode, room, fast=self.fast, partial=self.partial, max_pixels=self.max_pixels
             )

@@ -19,21 +19,19 @@ from packfmt.images.jpeg import JpegHeader, read_jpeg
 
 __all__ = [
     "MAX_SCANS",
-    "PLAIN_SPACES",
     "SPACES",
     "Room",
     "decode_jpeg",
     "encode_jpeg",
     "few_scans",
-    "plausible",
-    "read_size",
     "read_unusual",
+    "usual_size",
 ]
 
 Room = Callable[[int, int, int], "NDArray[np.uint8]"]
 
 MAX_SCANS = 500
-_SMALLEST_SCAN = 10  # bytes of a scan's header
+_SHORT = MAX_SCANS * 10  # bytes of so many scans' headers
 
 # Colour spaces that libjpeg turns into RGB just as Pillow does; CMYK and YCCK need Pillow's own conversion.
 PLAIN_SPACES = frozenset(("YCbCr", "RGB", "Gray"))
@@ -50,9 +48,23 @@ decode_jpeg: Callable[..., NDArray[np.uint8]] = simplejpeg.decode_jpeg
 read_size: Callable[..., tuple[int, int, str, str]] = simplejpeg.decode_jpeg_header
 
 
-def plausible(data: bytes | bytearray | memoryview, pixels: int) -> bool:
-    """Whether so short a file can hold so many ``pixels`` and its passes are few: checked before memory is taken."""
-    return pixels <= 512 * len(data) and few_scans(data)
+def usual_size(data: bytes | memoryview) -> tuple[int, int] | None:
+    """Height and width of a JPEG that the fast path takes, judged by its header. None for what needs a second look.
+
+    So large a picture can be in so short a file, and its passes are few: checked before memory is taken. Most files
+    have one pass and their header tells; counting passes would let go of the interpreter lock twice.
+    """
+    try:
+        if len(data) <= _SHORT:
+            height, width, space, _ = read_size(data)
+            usual = space in PLAIN_SPACES
+        else:
+            header = read_jpeg(data)
+            height, width = header.height, header.width
+            usual = header.components != 4 and (header.one_scan or few_scans(data))
+    except (ValueError, DecodeError):
+        return None
+    return (height, width) if usual and 0 < height * width <= 512 * len(data) else None
 
 
 def few_scans(data: bytes | bytearray | memoryview) -> bool:
@@ -61,7 +73,7 @@ def few_scans(data: bytes | bytearray | memoryview) -> bool:
     A file of ten thousand tiny passes costs seconds to decode. Cheap for the usual file: a short one cannot hold so
     many, and otherwise counting one byte value gives an upper bound.
     """
-    if len(data) <= MAX_SCANS * _SMALLEST_SCAN:
+    if len(data) <= _SHORT:
         return True
     if np.count_nonzero(np.frombuffer(data, np.uint8) == 0xDA) <= MAX_SCANS:
         return True

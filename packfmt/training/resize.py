@@ -22,9 +22,12 @@ def _find_kernel() -> Callable[..., Any]:
     ``interpolate`` allocates one, and copying it over took a third of the time outside the decoder; it serves where a
     torch names the kernel otherwise.
     """
+    pixel = torch.zeros(1, 3, 1, 1, dtype=torch.uint8, device="cpu")
     try:
-        kernel: Callable[..., Any] = torch.ops.aten._upsample_bilinear2d_aa.out
-    except AttributeError:
+        # Under this name, since a call through ``torch.ops`` takes twice as long, with the interpreter lock held.
+        kernel: Callable[..., Any] = torch._C._nn._upsample_bilinear2d_aa
+        kernel(pixel, [1, 1], False, None, None, out=pixel.clone())
+    except (AttributeError, TypeError, RuntimeError):
         return _interpolate
     return kernel
 
