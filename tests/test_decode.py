@@ -432,6 +432,28 @@ class TestHostile:
         data = gif[:-1] + frame * 2_000 + b";"
         np.testing.assert_array_equal(decode(data), decode(gif))
 
+    @pytest.mark.parametrize("tail", [b"", bytes(6000)])  # short files are looked at in another way
+    @pytest.mark.parametrize("sampling", [*range(0x11, 0x15), 0x22, 0x41, 0x44])
+    def test_subsamplings_without_a_name(self, sampling, tail):
+        data = bytearray(WHOLE["baseline"])
+        data[images.frame_at(bytes(data)) + 11] = sampling
+        with contextlib.suppress(DecodeError):
+            assert decode(bytes(data) + tail).shape == (HEIGHT, WIDTH, 3)
+
+    @pytest.mark.parametrize("name", ["baseline", "progressive", "gray", "rgb components", "cmyk", "422", "mpo"])
+    def test_the_header_says_what_libjpeg_says(self, name, monkeypatch):
+        size = libjpeg.usual_size(WHOLE[name])
+        assert size == (None if name.startswith(("cmyk", "ycck")) else libjpeg.read_size(WHOLE[name])[:2])
+        monkeypatch.setattr(libjpeg, "_SHORT", 0)
+        assert libjpeg.usual_size(WHOLE[name]) == size
+
+    def test_a_second_scan_where_one_is_announced_is_no_way_round_the_limit(self, monkeypatch):
+        data = WHOLE["baseline"]
+        scan = data[data.index(b"\xff\xda") : -2]
+        monkeypatch.setattr(libjpeg, "_SHORT", 0)
+        with pytest.raises(DecodeError, match="more than 500 scans"):
+            decode(data[:-2] + scan * 2_000 + data[-2:])
+
     def test_scans_up_to_the_limit(self):
         assert libjpeg.few_scans(images.many_scans_jpeg(480))
         assert not libjpeg.few_scans(images.many_scans_jpeg(501))

@@ -62,7 +62,7 @@ def usual_size(data: bytes | memoryview) -> tuple[int, int] | None:
             header = read_jpeg(data)
             height, width = header.height, header.width
             usual = header.components != 4 and (header.one_scan or few_scans(data))
-    except (ValueError, DecodeError):
+    except (ValueError, KeyError, DecodeError):  # KeyError: a subsampling that simplejpeg has no name for
         return None
     return (height, width) if usual and 0 < height * width <= 512 * len(data) else None
 
