@@ -479,7 +479,8 @@ def test_a_table_gives_back_section_by_section_what_came_record_by_record(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("flag", 2), ("flag", "no"), ("half", 1e9), ("large", -1), ("large", 0.5), ("large", None)]
+    ("name", "value"),
+    [("flag", 2), ("flag", "no"), ("flag", np.ones(3)), ("half", 1e9), ("large", -1), ("large", 0.5), ("large", None)],
 )
 def test_a_table_names_the_column_that_a_value_does_not_fit(tmp_path: Path, name: str, value: Any) -> None:
     table = TableSpool(NUMBERS, tmp_path)

@@ -86,7 +86,7 @@ class _RowSpool:
     def __init__(self, columns: Sequence[Column], folder: Path) -> None:
         self._columns = columns
         self._names = [column.name for column in columns]
-        self._flags = [column for column in columns if column.dtype == "|b1"]
+        self._flags = [column.name for column in columns if column.dtype == "|b1"]
         self._pack = struct.Struct("<" + "Q" * len(INDEX) + "".join(CODES[column.dtype] for column in columns)).pack
         sections = [(f"index.{name}", "<u8") for name in INDEX] + [(f"column.{c.name}", c.dtype) for c in columns]
         self._dtype = np.dtype(sections)
@@ -95,10 +95,9 @@ class _RowSpool:
         self.close = self._spool.close
 
     def encode(self, entry: tuple[int, int, int], values: Mapping[str, Any]) -> bytes:
-        for column in self._flags:
-            if values[column.name] not in (0, 1):  # struct would take anything
-                raise refusal(column, values[column.name], "must be True or False")
         try:
+            if self._flags and not all(values[name] in (0, 1) for name in self._flags):  # struct would take anything
+                raise TypeError("must be True or False")
             return self._pack(*entry, *[values[name] for name in self._names])
         except (struct.error, OverflowError, TypeError, ValueError) as error:
             raise self._refusal(values) or error from error
@@ -115,6 +114,8 @@ class _RowSpool:
         """The error for the first value that its column cannot hold."""
         for column in self._columns:
             try:
+                if column.name in self._flags and values[column.name] not in (0, 1):
+                    raise TypeError("must be True or False")
                 struct.pack("<" + CODES[column.dtype], values[column.name])
             except (struct.error, OverflowError, TypeError, ValueError) as error:
                 return refusal(column, values[column.name], str(error))
