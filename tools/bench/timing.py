@@ -29,16 +29,26 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def in_turn(
-    contenders: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 1
+    contenders: Mapping[str, Callable[[], object]],
+    rounds: int,
+    warm_up: int = 1,
+    before: Callable[[], object] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Time the contenders A B C, A B C, ..., so that a drift of the machine's speed meets all of them alike."""
+    """Time the contenders A B C, A B C, ..., so that a drift of the machine's speed meets all of them alike.
+
+    Args:
+        contenders: name to what is timed.
+        rounds: times that each is called and counted.
+        warm_up: times that each is called beforehand, uncounted.
+        before: called before each call, untimed: what makes the start the same for all.
+    """
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for function in contenders.values():
-        for _ in range(warm_up):
-            function()  # not counted
-    for _ in range(rounds):
+    for number in range(-warm_up, rounds):
         for name, function in contenders.items():
-            times[name].append(seconds(function))
+            before()
+            elapsed = seconds(function)
+            if number >= 0:
+                times[name].append(elapsed)
     return times
 
 
