@@ -101,6 +101,15 @@ def test_any_buffer(wrap):
         assert sniff(wrap(data)) == sniff(data)
 
 
+@pytest.mark.parametrize("wrap", [bytes, memoryview])
+def test_a_jpeg_with_a_long_comment(wrap):
+    """A header is taken from the first 4 KiB where it ends there, and from the whole file where it does not."""
+    data = images.jpeg()
+    for length in (*range(3400, 4096), 60_000):
+        commented = data[:2] + b"\xff\xfe" + (length + 2).to_bytes(2, "big") + bytes(length) + data[2:]
+        assert sniff(wrap(commented)) == sniff(data), length
+
+
 def test_png_named_jpg_is_a_png(tmp_path):
     path = tmp_path / "photo.jpg"
     path.write_bytes(images.png())
@@ -268,7 +277,7 @@ class TestBrokenHeader:
     @pytest.mark.parametrize("code", ["webp", "gif", "bmp", "tiff"])
     def test_cut(self, code):
         with pytest.raises(DecodeError, match=r"cut|directory"):
-            sniff(images.WHOLE[code][:18 if code == "bmp" else 12])
+            sniff(images.WHOLE[code][: 18 if code == "bmp" else 12])
 
     def test_tiff_without_size(self):
         with pytest.raises(DecodeError, match="no width"):

@@ -154,14 +154,16 @@ class SeenKeys:
         slot = self._slot(value)
         if self._hashes[slot]:
             return self._places[slot]
-        self._hashes[slot], self._places[slot] = value, place
+        self._hashes[slot] = value
+        self._places[slot] = place
         self._used += 1
         return None
 
     def _slot(self, value: int) -> int:
-        mask = len(self._hashes) - 1
+        hashes = self._hashes
+        mask = len(hashes) - 1
         slot = value & mask
-        while self._hashes[slot] not in (0, value):
+        while hashes[slot] and hashes[slot] != value:
             slot = (slot + 1) & mask
         return slot
 

@@ -183,10 +183,10 @@ class TarSource(Source):
         if limit is not None:
             if member.size > limit:
                 return Part(stem, sample, extension, f"{member.size} bytes; at most {limit} are read")
-            return Part(stem, sample, extension, stream.read(limit))
+            return Part(stem, sample, extension, bytes(stream.read(limit)))
         if is_image_name(member.name):
             return Image(member.name, sample, stem, *self._read_image(stream, member, b""))
-        head = stream.read(_MAGIC_BYTES)
+        head = bytes(stream.read(_MAGIC_BYTES))
         if not magic(head):
             if extension:
                 self._counted.add(f"parts .{plain_extension(extension)} are lost")
@@ -195,17 +195,18 @@ class TarSource(Source):
             return None
         return Image(member.name, sample, stem, *self._read_image(stream, member, head))
 
-    def _read_image(self, stream: TarStream, member: TarMember, head: bytes) -> tuple[bytes, str | None]:
+    def _read_image(self, stream: TarStream, member: TarMember, head: bytes) -> tuple[bytes | memoryview, str | None]:
         """A member's bytes, of which ``head`` is read already; or why they are not read."""
         if member.size > MAX_IMAGE_BYTES:
             return b"", f"{member.size} bytes; at most {MAX_IMAGE_BYTES} are read"
-        return head + stream.read(MAX_IMAGE_BYTES), None
+        rest = stream.read(MAX_IMAGE_BYTES)
+        return b"".join((head, rest)) if head else rest, None
 
     def _take_facts(self, stream: TarStream, member: TarMember) -> None:
         """Read what packfmt noted in a shard, and let no shard contradict the first."""
         if member.size > MAX_FACTS:
             raise SourceError(f"{stream.path}: its {TAR_MEMBER} has {member.size} bytes; at most {MAX_FACTS} are read")
-        facts = Facts.decode(stream.read(MAX_FACTS), f"{stream.path}, member {TAR_MEMBER}")
+        facts = Facts.decode(bytes(stream.read(MAX_FACTS)), f"{stream.path}, member {TAR_MEMBER}")
         if not self._declared:
             self._facts, self._parts = facts, facts_parts(facts)
         elif self._facts is None or (facts.columns, facts.classes) != (self._facts.columns, self._facts.classes):
@@ -240,7 +241,7 @@ class TarSource(Source):
             return Record(image.data, image.key, columns)
         if len(columns) < len(self.columns):  # no pack can hold it without them
             return BadEntry(image.key, reason)
-        return BadEntry(image.key, reason, image.data or None, columns)
+        return BadEntry(image.key, reason, bytes(image.data) or None, columns)
 
     def _declare(self) -> None:
         """Learn the columns from the first sample that holds an image."""
@@ -297,4 +298,3 @@ class TarSource(Source):
         classes = FolderClasses(images, folders)
         if classes.names:
             self._folders, self.classes, self.columns = classes, classes.names, (Column("label", "<i8"),)
-

@@ -25,12 +25,12 @@ class Image:
     key: str
     sample: str
     stem: str
-    data: bytes
+    data: bytes | memoryview
     reason: str | None
     parts: dict[str, bytes | str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, name: str, data: bytes, reason: str | None) -> Image:
+    def of(cls, name: str, data: bytes | memoryview, reason: str | None) -> Image:
         """The image that is the member of this name."""
         sample, stem, _ = split_name(name)
         return cls(name, sample, stem, data, reason)

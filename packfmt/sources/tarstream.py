@@ -23,6 +23,7 @@ __all__ = ["TarMember", "TarStream", "is_tar"]
 BLOCK = 512
 MAX_EXTENSION = 1 << 20  # bytes of a long name or pax header
 _PIECE = 1 << 20  # bytes read at a time; memory is never taken on the word of a header
+_SHARE = 16  # contents that are at least this part of a piece are views of it, smaller ones copies that keep only it
 _KINDS = {b"0": "file", b"\0": "file", b"7": "file", b"1": "link", b"2": "link", b"5": "folder", b"S": "sparse"}
 _KINDS |= {b"3": "device", b"4": "device", b"6": "device"}
 _DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)
@@ -62,11 +63,11 @@ def _open(path: Path) -> IO[bytes]:
         return bz2.open(path, "rb")
     if magic == b"\xfd7zXZ\x00":
         return lzma.open(path, "rb")
-    return open(path, "rb")
+    return open(path, "rb", buffering=0)
 
 
 class TarStream:
-    """The members of one archive. One thread only.
+    """The members of one archive. One thread only. It is read in pieces, of which headers and contents are parts.
 
     Args:
         path: a tar file, plain or compressed with gzip, bzip2 or xz (told by its first bytes).
@@ -79,10 +80,12 @@ class TarStream:
         self.path = path
         self._stream = _open(path)
         plain = not isinstance(self._stream, (gzip.GzipFile, bz2.BZ2File, lzma.LZMAFile))
-        self._left = os.path.getsize(path) if plain else None
+        self._size = os.path.getsize(path) if plain else None
         self._unread = 0  # of the current member, its padding included
         self._content = 0  # of the current member, without it
-        self._offset = 0
+        self._piece = b""
+        self._at = 0  # where in the piece to go on
+        self._before = 0  # bytes of the archive before the piece
 
     def members(self) -> Iterator[TarMember]:
         """Yield the members in order; ``read`` gives the content of the last one yielded.
@@ -92,14 +95,12 @@ class TarStream:
         """
         extended: dict[str, str] = {}
         while True:
-            if self._content:
-                self._skip(self._content)
-            header = self._header(self._unread)
+            header = self._header()
             if not any(header):
                 self._check_end()
                 return
             kind = header[156:157]
-            size = self._size(header)
+            size = self._content_size(header)
             if kind in (b"L", b"K", b"x", b"g"):
                 extended |= self._extension(kind, size)
                 continue
@@ -112,21 +113,22 @@ class TarStream:
             extended = {}
             yield member
 
-    def read(self, limit: int) -> bytes:
+    def read(self, limit: int) -> bytes | memoryview:
         """The current member's content, whole where it has at most ``limit`` bytes, else its first ``limit`` bytes.
 
         Raises:
             SourceError: the archive ends inside it.
         """
         wanted = min(limit, self._content)
-        pieces = []
-        while wanted:
-            piece = self._some(min(wanted, _PIECE), "a member")
-            pieces.append(piece)
-            wanted -= len(piece)
-            self._content -= len(piece)
-            self._unread -= len(piece)
-        return b"".join(pieces) if len(pieces) != 1 else pieces[0]
+        self._content -= wanted
+        self._unread -= wanted
+        start, end = self._at, self._at + wanted
+        if end > len(self._piece):
+            return self._exact(wanted, "a member")
+        self._at = end
+        if wanted * _SHARE < _PIECE:
+            return self._piece[start:end]
+        return memoryview(self._piece)[start:end]
 
     def close(self) -> None:
         """Close the file. Calling it twice is allowed."""
@@ -139,16 +141,16 @@ class TarStream:
         self.close()
 
     def _enter(self, size: int, name: str) -> None:
-        padded = -(-size // BLOCK) * BLOCK
-        if self._left is not None and size > self._left:
-            raise self._error(f"member {name!r} declares {size} bytes and {self._left} are left: it is cut short")
-        self._content, self._unread = size, padded
+        if self._size is not None and size > self._size - self._before - self._at:
+            left = self._size - self._before - self._at
+            raise self._error(f"member {name!r} declares {size} bytes and {left} are left: it is cut short")
+        self._content, self._unread = size, -(-size // BLOCK) * BLOCK
 
     def _extension(self, kind: bytes, size: int) -> dict[str, str]:
         if size > MAX_EXTENSION:
             raise self._error(f"a header extension of {size} bytes; at most {MAX_EXTENSION} are accepted")
         self._enter(size, "header extension")
-        data = self.read(size)
+        data = bytes(self.read(size))
         if kind == b"L":
             return {"path": _text(data.split(b"\0", 1)[0])}
         if kind in (b"K", b"g"):
@@ -191,7 +193,7 @@ class TarStream:
             return "folder"
         return _KINDS.get(kind, "other")
 
-    def _size(self, header: bytes) -> int:
+    def _content_size(self, header: bytes) -> int:
         if not _sum_matches(header):
             raise self._error("a damaged header (its checksum does not match)")
         field = header[124:136]
@@ -211,63 +213,70 @@ class TarStream:
             more = self._exact(BLOCK, "a sparse map")[504]
 
     def _check_end(self) -> None:
-        while piece := self._some(_PIECE, "the end marker", ended=True):
-            if piece.count(0) != len(piece):
+        while self._more("the end marker", ended=True):
+            rest, self._at = self._piece[self._at :], len(self._piece)
+            if rest.count(0) != len(rest):
                 raise self._error(
                     "data after the end marker (archives joined with cat?); it would be lost. Split it, or join "
                     "with tar -A"
                 )
 
-    def _skip(self, count: int) -> None:
-        while count:
-            done = len(self._some(min(count, _PIECE), "a member"))
-            count -= done
-            self._unread -= done
-
-    def _header(self, padding: int) -> bytes:
-        """The next header, behind what is left of the member before it: one read for both."""
-        data = self._some(padding + BLOCK, "a member", ended=not padding)
-        while len(data) < padding:
-            data += self._some(padding + BLOCK - len(data), "a member")
-        self._unread = self._content = 0
-        return self._exact(BLOCK, "a header", data[padding:])
-
-    def _exact(self, count: int, what: str, data: bytes = b"") -> bytes:
-        while len(data) < count:
-            piece = self._some(count - len(data), what, ended=not data)
-            if not piece:
+    def _header(self) -> bytes:
+        """The next header, behind what is left of the current member."""
+        end = self._at + self._unread + BLOCK
+        if end <= len(self._piece):
+            self._at = end
+            header = self._piece[end - BLOCK : end]
+        else:
+            while self._unread:
+                passed = min(self._unread, self._more("a member"))
+                self._at += passed
+                self._unread -= passed
+            if not self._more("a header", ended=True):
                 raise self._error(
                     "no end marker: the archive is cut short, or its writer did not close it. If it is known to be "
-                    "whole, "
-                    "append 1024 zero bytes"
+                    "whole, append 1024 zero bytes"
                 )
-            data += piece
-        return data
+            header = self._exact(BLOCK, "a header")
+        self._content = self._unread = 0
+        return header
 
-    def _some(self, count: int, what: str, *, ended: bool = False) -> bytes:
-        """Between one and ``count`` bytes; none at the end of the file where ``ended`` allows it."""
-        try:
-            data = self._stream.read(count)
-        except _DAMAGE as error:
-            raise self._error(f"cannot be read on ({error}): the archive is damaged or cut short") from error
-        if not data and not ended:
-            raise self._error(f"the archive ends inside {what}: it is cut short")
-        self._offset += len(data)
-        if self._left is not None:
-            self._left -= len(data)
-        return data
+    def _exact(self, count: int, what: str) -> bytes:
+        parts: list[memoryview] = []
+        while count:
+            taken = min(count, self._more(what))
+            parts.append(memoryview(self._piece)[self._at : self._at + taken])
+            self._at += taken
+            count -= taken
+        return b"".join(parts)
+
+    def _more(self, what: str, *, ended: bool = False) -> int:
+        """How many bytes of the piece are left, after reading another where there is none; 0 at the end of the file,
+        where ``ended`` allows it.
+        """
+        if self._at == len(self._piece):
+            self._before += self._at
+            self._piece, self._at = b"", 0
+            try:
+                self._piece = self._stream.read(_PIECE)
+            except _DAMAGE as error:
+                raise self._error(f"cannot be read on ({error}): the archive is damaged or cut short") from error
+            if not self._piece and not ended:
+                raise self._error(f"the archive ends inside {what}: it is cut short")
+        return len(self._piece) - self._at
 
     def _error(self, what: str) -> SourceError:
-        return SourceError(f"{self.path}, at byte {self._offset}: {what}")
+        return SourceError(f"{self.path}, at byte {self._before + self._at}: {what}")
 
 
 def _sum_matches(header: bytes) -> bool:
-    digits = header[148:156].strip(b" \0")
+    field = header[148:156]
+    digits = field.strip(b" \0")
     if not digits or digits.strip(b"01234567"):
         return False
     # The sum counts as blanks in itself. The low half of an Adler-32 is one more than the bytes' sum, modulo 65521: ten
     # times as quick as summing in Python, and blind only to a difference of exactly that.
-    total = int(digits, 8) - 8 * ord(" ") + sum(header[148:156])
+    total = int(digits, 8) - 8 * ord(" ") + (zlib.adler32(field) & 0xFFFF) - 1
     if (zlib.adler32(header) & 0xFFFF) == (total + 1) % 65521:
         return True
     # Some old writers summed signed bytes.

@@ -20,9 +20,10 @@ from source_inputs import jpeg, png, trapped_pickle
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Record
+from packfmt.sources import tarstream
 from packfmt.sources.base import BadEntry
 from packfmt.sources.tar import TarSource, recognise
-from packfmt.sources.tarstream import _sum_matches
+from packfmt.sources.tarstream import TarStream, _sum_matches
 
 SIZE_FIELD, SUM_FIELD = 124, 148
 
@@ -40,6 +41,11 @@ def npy(value: Any, **options: Any) -> bytes:
     stream = io.BytesIO()
     np.save(stream, value, **options)
     return stream.getvalue()
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    with TarStream(path) as stream:
+        return {member.name: bytes(stream.read(1000)) for member in stream.members()}
 
 
 def keys(source: TarSource) -> list[str]:
@@ -182,7 +188,7 @@ def test_what_is_lost_is_counted(tmp_path: Path) -> None:
 
 def test_an_image_is_told_by_content_not_by_name(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", [("1.data", png()), ("2.JPG", png())])
-    assert keys(TarSource(path)) == ["1.data", "2.JPG"]
+    assert [(record.key, record.data) for record in TarSource(path)] == [("1.data", png()), ("2.JPG", png())]
 
 
 def test_hidden_members_are_skipped(tmp_path: Path) -> None:
@@ -301,6 +307,46 @@ def test_an_archive_cut_anywhere_is_an_error_that_names_it(tmp_path: Path, cut: 
     path.write_bytes(path.read_bytes()[: max(whole - cut, 100)])
     with pytest.raises(SourceError, match=r"x\.tar"):
         list(TarSource(path))
+
+
+@pytest.mark.parametrize("piece", [1, 100, 511, 512, 513, 1000, 1024, 4000])
+def test_members_may_lie_across_the_pieces_read(
+    shard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    long = "d/" * 60 + "1.jpg"  # in a header extension
+    path = write_tar(tmp_path / "y.tar", [(long, jpeg()), ("2.txt", b""), ("3.jpg", jpeg() + bytes(700))])
+    expected = [list(TarSource(shard)), list(TarSource(path))]
+    monkeypatch.setattr(tarstream, "_PIECE", piece)
+    assert [list(TarSource(shard)), list(TarSource(path))] == expected
+    assert [record.key for record in expected[1]] == [long, "3.jpg"]
+    with TarStream(path) as stream:  # contents that nobody reads
+        assert [member.size for member in stream.members()] == [len(jpeg()), 0, len(jpeg()) + 700]
+
+
+@pytest.mark.parametrize("piece", [100, 512, 1 << 20])
+def test_a_cut_is_found_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    whole = write_tar(tmp_path / "x.tar", [("1.jpg", bytes(700)), ("2.cls", b"7")]).read_bytes()
+    end = 512 + 1024 + 512 + 512
+    monkeypatch.setattr(tarstream, "_PIECE", piece)
+    for packed in (lambda data: data, gzip.compress):
+        path = tmp_path / "cut.tar"
+        for size in range(0, end + 1, 64):
+            path.write_bytes(packed(whole[:size]))
+            with pytest.raises(SourceError, match=r"cut\.tar, at byte \d+: .*cut short") as caught:
+                contents(path)
+            place = int(str(caught.value).split("at byte ")[1].split(":")[0])
+            assert place <= size < place + 2048, "within what the header said that it needs"
+        path.write_bytes(packed(whole[: end + 512]))
+        assert contents(path) == {"1.jpg": bytes(700), "2.cls": b"7"}
+
+
+def test_a_small_content_does_not_keep_what_was_read_with_it(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", [("1.jpg", bytes(1000)), ("2.jpg", bytes(100_000))])
+    with TarStream(path) as stream:
+        small, large = (stream.read(1 << 20) for _ in stream.members())
+    assert type(small) is bytes
+    assert isinstance(large, memoryview)
+    assert len(large.obj) <= tarstream._SHARE * len(large)
 
 
 def test_a_missing_end_marker_is_an_error(tmp_path: Path) -> None:
