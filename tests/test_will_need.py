@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ pytest.importorskip("torch", reason="the training layer needs torch")
 import packfmt
 from packfmt.images.encode import encode_jpeg
 from packfmt.storage.mapped import MappedReader
+from packfmt.storage.readplan import ReadPlan
 
 
 @pytest.fixture
@@ -29,20 +29,20 @@ def test_each_batch_is_asked_for_whole_before_it_is_read(pack: Path, monkeypatch
     asked: list[set[int]] = []
     read: set[int] = set()
     read_unasked: list[int] = []
-    will_need, each = MappedReader.will_need, MappedReader.each
+    will_need, plan = MappedReader.will_need, MappedReader.plan
 
     def spy_will_need(self: MappedReader, indices: np.ndarray) -> None:
         asked.append(set(np.asarray(indices).tolist()))
         will_need(self, indices)
 
-    def spy_each(self: MappedReader, indices: np.ndarray) -> Iterator[memoryview]:
+    def spy_plan(self: MappedReader, indices: np.ndarray) -> ReadPlan:
         known = set().union(*asked)
         read.update(indices.tolist())
         read_unasked.extend(i for i in indices.tolist() if i not in known)
-        return each(self, indices)
+        return plan(self, indices)
 
     monkeypatch.setattr(MappedReader, "will_need", spy_will_need)
-    monkeypatch.setattr(MappedReader, "each", spy_each)
+    monkeypatch.setattr(MappedReader, "plan", spy_plan)
     dataset = packfmt.MMapImageDataset(pack, threads=2)
     batches = [set(labels.tolist()) for _, labels in packfmt.Loader(dataset, 8)]
     assert asked == batches

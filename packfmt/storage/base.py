@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from packfmt.errors import CorruptError
 from packfmt.record import KEY, Record
 from packfmt.storage.columns import Columns
+from packfmt.storage.readplan import LaterPlan, ReadPlan
 
 __all__ = ["Buffer", "Indices", "Reader", "RowColumns", "StoredRecord", "Verify", "Writer", "as_positions"]
 
@@ -133,21 +133,13 @@ class Reader(ABC):
                 self.close()
                 raise problem
 
-    def each(self, indices: Indices) -> Iterator[memoryview]:
-        """The bytes of several records one by one, in the asked order.
-
-        As ``read``, but where all is in memory, a record is checked when its turn comes: who uses it at once finds its
-        bytes in the processor's cache, and other threads wait for the interpreter lock in short turns only.
+    def plan(self, indices: Indices) -> ReadPlan:
+        """Look up where several records lie, for threads that will read a part each.
 
         Raises:
-            IndexError, ValueError: as ``read``, at once.
-            CorruptError: as ``read``, when the damaged record's turn comes. The iterator ends there; those that follow
-                can be asked for anew.
+            IndexError, TypeError: as ``read``.
         """
-        try:
-            return iter(self.read(indices))
-        except CorruptError:
-            return (self.read(indices[place : place + 1])[0] for place in range(len(indices)))
+        return LaterPlan(self.read, as_positions(indices, len(self), self.path))
 
     def key(self, index: int) -> str:
         """The key of one record."""

@@ -15,6 +15,7 @@ from packfmt.storage.base import Indices, Reader, Verify, as_positions
 from packfmt.storage.checks import shard_problems
 from packfmt.storage.columns import Columns
 from packfmt.storage.filebytes import IO, choose_io, open_bytes
+from packfmt.storage.readplan import LaterPlan, ReadPlan
 from packfmt.storage.shardfile import ShardFile
 
 __all__ = ["MappedReader"]
@@ -101,13 +102,13 @@ class MappedReader(Reader):
             return [self._file.read_one(int(indices[0]), verify=self._verify)]
         return self._file.read(as_positions(indices, len(self), self.path), verify=self._verify)
 
-    def each(self, indices: Indices) -> Iterator[memoryview]:
+    def plan(self, indices: Indices) -> ReadPlan:
         positions = as_positions(indices, len(self), self.path)
         try:
-            views = self._file.each(positions, verify=self._verify)
-        except CorruptError:
-            views = None
-        return super().each(positions) if views is None else views
+            plan = self._file.plan(positions, verify=self._verify)
+        except CorruptError:  # of one among them: the others are read
+            plan = None
+        return plan or LaterPlan(self.read, positions)
 
     def will_need(self, indices: Indices) -> None:
         positions = as_positions(indices, len(self), self.path)

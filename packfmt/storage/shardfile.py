@@ -17,6 +17,7 @@ from packfmt.storage.base import Verify
 from packfmt.storage.columns import RaggedColumn
 from packfmt.storage.filebytes import FileBytes
 from packfmt.storage.readahead import ReadAhead
+from packfmt.storage.readplan import MappedPlan, ReadPlan
 
 __all__ = ["ShardFile", "read_frame"]
 
@@ -118,19 +119,19 @@ class ShardFile:
             out[place] = view
         return out
 
-    def each(self, positions: npt.NDArray[np.int64], *, verify: Verify) -> Iterator[memoryview] | None:
-        """As ``read``, each record checked when its turn comes. None where they must be read in the file's order.
+    def plan(self, positions: npt.NDArray[np.int64], *, verify: Verify) -> ReadPlan | None:
+        """The records one by one, each checked when its turn comes. None where they are to be read in the file's order.
 
         Raises:
-            CorruptError: at once where a range is damaged, else at a record's turn.
+            CorruptError: a range is damaged, or the file has changed its size.
         """
         if not (self.bytes.any_order and self.ahead.resting()):
             return None
         offsets, lengths = self.ranges(positions)
         views = self.bytes.slices(offsets.tolist(), lengths.tolist())
-        if verify == "once":
-            self._check_new(positions, views)
-        return self._passing(positions, views) if verify is True else iter(views)
+        sums = self.index("checksum")[positions].tolist()
+        check = self._check_new if verify == "once" else self._check_one if verify else None
+        return MappedPlan(views, positions.tolist(), sums, check)
 
     def column(self, name: str) -> npt.NDArray[Any] | RaggedColumn:
         """A column, checked against its checksum the first time.
@@ -197,29 +198,25 @@ class ShardFile:
         return CorruptError(message, path=self.path, index=index, key=key)
 
     def _check(self, positions: npt.NDArray[np.int64], views: list[memoryview], verify: Verify) -> None:
-        if verify == "once":
-            self._check_new(positions, views)
-            return
-        for _ in self._passing(positions, views):
-            pass
-
-    def _passing(self, positions: npt.NDArray[np.int64], views: list[memoryview]) -> Iterator[memoryview]:
-        """The same views, each after it was checked."""
+        if verify == "once" and self._passed is not None:
+            due = np.flatnonzero(~self._passed[positions])
+            positions, views = positions[due], [views[place] for place in due.tolist()]
+        check = self._check_new if verify == "once" else self._check_one
         sums = self.index("checksum")[positions].tolist()
         for index, view, stated in zip(positions.tolist(), views, sums, strict=True):
-            if record_checksum(view, index) != stated:
-                raise self.corrupt(index, f"its {len(view)} bytes do not match their checksum; restore the file")
-            yield view
+            check(index, view, stated)
 
-    def _check_new(self, positions: npt.NDArray[np.int64], views: list[memoryview]) -> None:
-        """Check those that never passed. A race between threads checks one twice."""
+    def _check_one(self, index: int, view: memoryview, stated: int) -> None:
+        if record_checksum(view, index) != stated:
+            raise self.corrupt(index, f"its {len(view)} bytes do not match their checksum; restore the file")
+
+    def _check_new(self, index: int, view: memoryview, stated: int) -> None:
+        """Check one that never passed. A race between threads checks it twice."""
         if self._passed is None:
             self._passed = np.zeros(self.trailer.count, np.bool_)  # takes memory where it is written, a page at a time
-        passed = self._passed
-        due = np.flatnonzero(~passed[positions])
-        if due.size:
-            self._check(positions[due], [views[i] for i in due.tolist()], True)
-            passed[positions[due]] = True
+        if not self._passed[index]:
+            self._check_one(index, view, stated)
+            self._passed[index] = True
 
     def _rows(self, column: Column, section: Section) -> int:
         return section.size // column.row_bytes if column.ragged else self.trailer.count

@@ -21,6 +21,7 @@ from packfmt.storage.columns import Columns, JoinedColumn
 from packfmt.storage.filebytes import IO, choose_io, open_bytes
 from packfmt.storage.manifest import Manifest, join_ids
 from packfmt.storage.mapped import MappedReader
+from packfmt.storage.readplan import JoinedPlan, LaterPlan, ReadPlan
 from packfmt.storage.shardfile import read_frame
 
 __all__ = ["Manifest", "ShardedReader"]
@@ -102,15 +103,14 @@ class ShardedReader(Reader):
                 views[place] = memoryview(bytes(view)) if copy else view
         return views
 
-    def each(self, indices: Indices) -> Iterator[memoryview]:
+    def plan(self, indices: Indices) -> ReadPlan:
         parts = list(self._split(indices))
-        if self.io == "mmap" and len(parts) > self._shards.max_open:
-            return super().each(indices)
-        turns = np.empty(len(indices), np.intp)
-        for number, (_, places, _) in enumerate(parts):
-            turns[places] = number
-        sources = [self._shards.reader(shard).each(local) for shard, _, local in parts]
-        return (next(sources[turn]) for turn in turns.tolist())
+        if len(parts) <= self._shards.max_open:
+            plans = [(places, self._shards.reader(shard).plan(local)) for shard, places, local in parts]
+            # What is not read yet may find its shard closed in favour of another.
+            if not any(isinstance(plan, LaterPlan) for _, plan in plans):
+                return JoinedPlan(len(indices), plans)
+        return super().plan(indices)
 
     def lengths(self, indices: Indices) -> npt.NDArray[np.uint64]:
         out = np.empty(len(indices), np.uint64)

@@ -162,7 +162,7 @@ class BatchJob:
             self.timing.collate = time.perf_counter() - began
 
     def _work(self, plan: BatchPlan, start: int, stop: int) -> None:
-        records = ChunkRecords(self.recipe.reader, self.indices, start, stop, self.failures)
+        records = ChunkRecords(plan.records, start, stop, self.failures)
         reading, began = records.seconds, time.perf_counter()
         ends = [began]
         self._decode(records, start, ends)
@@ -179,10 +179,9 @@ class BatchJob:
 
     def _note_slow(self, ends: list[float], start: int) -> None:
         """Remember the chunk's slowest sample."""
-        spent = list(map(sub, ends[1:], ends))
-        if spent:
-            slowest = max(spent)
-            self.timing.slowest.append((slowest, int(self.indices[start + spent.index(slowest)])))
+        if len(ends) > 1:
+            seconds, position = max(zip(map(sub, ends[1:], ends), itertools.count(start), strict=False))
+            self.timing.slowest.append((seconds, int(self.indices[position])))
 
     def _decode(self, records: ChunkRecords, start: int, ends: list[float]) -> None:
         plan, decoder = self.plan, self.recipe.decoder
@@ -202,8 +201,7 @@ class BatchJob:
         )
         for place, message in failures:
             self._fail(start + place, message)
-        for position in range(start, stop):
-            plan.images[position] = plan.out[position]
+        plan.images[start:stop] = plan.out[start:stop]
 
     def _decode_alone(self, position: int, record: memoryview) -> None:
         try:

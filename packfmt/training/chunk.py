@@ -5,11 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-import numpy as np
-import numpy.typing as npt
-
 from packfmt.errors import CorruptError
-from packfmt.storage import Reader
+from packfmt.storage.readplan import ReadPlan
 
 __all__ = ["ChunkRecords"]
 
@@ -20,8 +17,7 @@ class ChunkRecords:
     Iterate it once.
 
     Args:
-        reader: the pack.
-        indices: (N,) of a batch.
+        plan: of the batch.
         start, stop: the chunk's positions in it.
         failures: takes the errors of damaged records by their positions.
 
@@ -29,21 +25,13 @@ class ChunkRecords:
         seconds: spent so far on reading and checking.
     """
 
-    def __init__(
-        self,
-        reader: Reader,
-        indices: npt.NDArray[np.int64],
-        start: int,
-        stop: int,
-        failures: dict[int, Exception],
-    ) -> None:
-        self._reader = reader
-        self._indices = indices
+    def __init__(self, plan: ReadPlan, start: int, stop: int, failures: dict[int, Exception]) -> None:
+        self._plan = plan
         self._start = start
         self._stop = stop
         self._failures = failures
         began = time.perf_counter()
-        self._records = reader.each(indices[start:stop])  # reads them all now, where they are not in memory
+        self._records = plan.views(start, stop)  # reads them all now, where they are not in memory
         self.seconds = time.perf_counter() - began
 
     def __len__(self) -> int:
@@ -58,6 +46,6 @@ class ChunkRecords:
             except CorruptError as error:
                 self._failures[position] = error.with_traceback(None)
                 record = memoryview(b"")
-                records = self._reader.each(self._indices[position + 1 : self._stop])
+                records = self._plan.views(position + 1, self._stop)
             self.seconds += time.perf_counter() - began
             yield record

@@ -15,6 +15,7 @@ from packfmt.record import Record
 from packfmt.storage import Reader
 from packfmt.storage.base import Indices
 from packfmt.storage.columns import Columns
+from packfmt.storage.readplan import LaterPlan, ReadPlan
 from packfmt.training.targets import NO_LABEL
 
 __all__ = ["HeldRecord", "HeldRecords", "hold"]
@@ -110,6 +111,10 @@ class HeldRecords(Reader):
     def read(self, indices: Indices) -> list[memoryview]:
         """The bytes of several records."""
         return [memoryview(self._records[int(index)].data) for index in indices]
+
+    def plan(self, indices: Indices) -> ReadPlan:
+        """All of them."""
+        return LaterPlan(self.read, np.asarray(indices, np.int64))
 
     def lengths(self, indices: Indices) -> npt.NDArray[np.uint64]:
         """Their sizes in bytes."""

@@ -14,6 +14,7 @@ from packfmt.images.decode import Decoder
 from packfmt.images.geometry import Crop, HorizontalFlip
 from packfmt.randomness import Keys
 from packfmt.storage import Reader
+from packfmt.storage.readplan import ReadPlan
 
 __all__ = ["Allocate", "BatchPlan", "Recipe", "add_note", "plan_batch"]
 
@@ -37,7 +38,7 @@ class Recipe:
 
 @dataclass(slots=True)
 class BatchPlan:
-    """Everything about a batch that is known before it is read.
+    """Everything about a batch that is known before it is read. ``records`` tells where its bytes lie.
 
     ``out`` is the batch's array (N, H, W, C) where all images come out in one size, else None. ``boxes`` (N, 4) are the
     crops in source pixels, None without a crop. ``images`` takes one entry per sample: its pixels, or what the
@@ -45,6 +46,7 @@ class BatchPlan:
     """
 
     indices: npt.NDArray[np.int64]
+    records: ReadPlan
     keys: Keys
     heights: npt.NDArray[np.int64]
     widths: npt.NDArray[np.int64]
@@ -75,7 +77,9 @@ def plan_batch(
     size = recipe.crop.size if recipe.crop is not None else _common_size(heights, widths)
     channels = 3 if recipe.decoder.mode == "RGB" else 1
     out = None if size is None else (allocate or _new_array)((len(indices), *size, channels))
-    return BatchPlan(indices, keys, heights, widths, boxes, flips, orientations, out, [None] * len(indices))
+    records = recipe.reader.plan(indices)
+    images = [None] * len(indices)
+    return BatchPlan(indices, records, keys, heights, widths, boxes, flips, orientations, out, images)
 
 
 def _sizes(

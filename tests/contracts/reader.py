@@ -11,6 +11,7 @@ import random
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -252,45 +253,58 @@ class ReaderContract:
 
     @pytest.fixture(params=["from the disk", "from memory"])
     def found(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where ``each`` believes that records are found, which it reads in two ways."""
+        """Where a plan believes that records are found, which it reads in two ways."""
         monkeypatch.setattr(ReadAhead, "resting", lambda self: request.param == "from memory")
 
     @pytest.mark.usefixtures("found")
     @pytest.mark.parametrize("verify", [True, False, "once"])
     @pytest.mark.parametrize("kind", [list, tuple, np.array])
-    def test_each_gives_what_read_gives(self, tmp_path: Path, verify: Any, kind: Any) -> None:
+    def test_a_plan_gives_what_read_gives(self, tmp_path: Path, verify: Any, kind: Any) -> None:
         records = some_records(40)
         with self.open(self.make(tmp_path, records), verify=verify) as reader:
             for asked in ([], [3], [39, 0, 7, 7, 20, 0, 38, 1]):
-                views = reader.each(kind(asked) if asked else asked)
-                assert iter(views) is views
-                assert [bytes(view) for view in views] == [records[i].data for i in asked]
-            assert [bytes(view) for view in reader.each(range(30, 3, -9))] == [records[i].data for i in (30, 21, 12)]
+                plan = reader.plan(kind(asked) if asked else asked)
+                for start, stop in ((0, 8), (0, 0), (2, 5), (5, 20), (0, 8)):
+                    views = plan.views(start, stop)
+                    assert iter(views) is views
+                    assert [bytes(view) for view in views] == [records[i].data for i in asked[start:stop]]
+            views = reader.plan(range(30, 3, -9)).views(0, 3)
+            assert [bytes(view) for view in views] == [records[i].data for i in (30, 21, 12)]
 
     @pytest.mark.usefixtures("found")
     @pytest.mark.parametrize("verify", [True, "once"])
-    def test_each_raises_at_the_damaged_record_s_turn(self, tmp_path: Path, verify: Any) -> None:
+    def test_a_plan_raises_at_the_damaged_record_s_turn(self, tmp_path: Path, verify: Any) -> None:
         records = some_records(9)
         with self.open(self.make(tmp_path, records), verify=verify) as reader:
             for file in {os.path.realpath(name) for name in reader.files}:
                 flip_a_byte(file, records[4].data)
-            views = reader.each([8, 0, 4, 1])
-            assert [bytes(next(views)) for _ in range(2)] == [records[8].data, records[0].data]
-            with pytest.raises(CorruptError, match=records[4].key):
-                next(views)
-            assert next(views, None) is None
-            assert [bytes(view) for view in reader.each([1, 5])] == [records[1].data, records[5].data]
+            plan = reader.plan([8, 0, 4, 1, 5])
+            for _ in range(2):  # what failed has not passed
+                views = plan.views(0, 5)
+                assert [bytes(next(views)) for _ in range(2)] == [records[8].data, records[0].data]
+                with pytest.raises(CorruptError, match=records[4].key):
+                    next(views)
+                assert next(views, None) is None
+            assert [bytes(view) for view in plan.views(3, 5)] == [records[1].data, records[5].data]
 
     @pytest.mark.usefixtures("found")
-    def test_each_refuses_at_once_what_read_refuses(self, tmp_path: Path) -> None:
+    def test_a_plan_refuses_what_read_refuses(self, tmp_path: Path) -> None:
         reader = self.opened(tmp_path, some_records(9))
         with reader:
             with pytest.raises(IndexError, match="has 9 records"):
-                reader.each([0, 9])
+                reader.plan([0, 9])
             with pytest.raises(TypeError, match="flat sequence of int"):
-                reader.each(["0"])
+                reader.plan(["0"])
         with pytest.raises(ValueError, match="is closed"):
-            reader.each([0, 1])
+            list(reader.plan([0, 1]).views(0, 2))
+
+    @pytest.mark.usefixtures("found")
+    def test_a_plan_serves_many_threads(self, tmp_path: Path) -> None:
+        records = some_records(40)
+        with self.opened(tmp_path, records) as reader, ThreadPoolExecutor(4) as pool:
+            plan = reader.plan(range(40))
+            parts = pool.map(lambda start: [bytes(view) for view in plan.views(start, start + 4)], range(0, 40, 4))
+            assert [data for part in parts for data in part] == [record.data for record in records]
 
     def test_an_unknown_way_of_verifying_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="allowed are True, False and 'once'"):
@@ -380,9 +394,7 @@ class ReaderContract:
                 np.testing.assert_array_equal(found[index], record.columns[name])
                 np.testing.assert_array_equal(reader[index].columns[name], record.columns[name])
 
-    @pytest.mark.parametrize(
-        ("name", "dtype", "shape"), [(c.name, c.dtype, c.shape) for c in COLUMNS if not c.ragged]
-    )
+    @pytest.mark.parametrize(("name", "dtype", "shape"), [(c.name, c.dtype, c.shape) for c in COLUMNS if not c.ragged])
     def test_columns_of_fixed_width_are_arrays_of_the_declared_type(
         self, tmp_path: Path, name: str, dtype: str, shape: tuple[int, ...]
     ) -> None:

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from contracts.reader import ReaderContract, digest, some_records
 
 from packfmt import storage
+from packfmt.errors import CorruptError
 from packfmt.record import Record
+from packfmt.storage.readahead import ReadAhead
+from packfmt.storage.shardfile import ShardFile
 
 
 def write(path: Path, records: Sequence[Record], **options: Any) -> str:
@@ -65,3 +69,27 @@ def test_shards_opened_by_pattern_or_list_pickle_too(
     monkeypatch.chdir(tmp_path)
     with pickle.loads(raw) as copy:
         assert (digest(copy), copy.content_id) == (expected, reader.content_id)
+
+
+@pytest.mark.parametrize("resting", [True, False])
+@pytest.mark.parametrize("verify", [True, False, "once"])
+def test_a_plan_with_a_damaged_range_gives_the_other_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resting: bool, verify: Any
+) -> None:
+    records = some_records(4)
+    monkeypatch.setattr(ReadAhead, "resting", lambda self: resting)
+    index = ShardFile.index
+
+    def damaged(self: ShardFile, name: str) -> np.ndarray:
+        array = index(self, name).copy()
+        array[2] += (1 << 40) * (name == "length")
+        return array
+
+    with storage.open(write(tmp_path / "x.bin", records), verify=verify) as reader:
+        monkeypatch.setattr(ShardFile, "index", damaged)
+        plan = reader.plan([3, 2, 0])
+        views = plan.views(0, 3)
+        assert bytes(next(views)) == records[3].data
+        with pytest.raises(CorruptError, match="lie outside the records"):
+            next(views)
+        assert [bytes(view) for view in plan.views(2, 3)] == [records[0].data]

@@ -1,0 +1,102 @@
+"""Records about to be read: where they lie has been looked up for all, their bytes are touched one by one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from packfmt.errors import CorruptError
+
+__all__ = ["JoinedPlan", "LaterPlan", "MappedPlan", "ReadPlan"]
+
+Positions = npt.NDArray[np.int64]
+
+
+class ReadPlan(ABC):
+    """The records of a batch, for threads that read a part of it each. Thread-safe."""
+
+    @abstractmethod
+    def views(self, start: int, stop: int) -> Iterator[memoryview]:
+        """The bytes of the plan's records ``start`` to ``stop`` - 1, in the asked order.
+
+        Raises:
+            CorruptError: as ``Reader.read``, when the damaged record's turn comes. The iterator ends there; those that
+                follow can be asked for anew.
+            ValueError: the reader is closed, and had not read them yet.
+        """
+
+
+class LaterPlan(ReadPlan):
+    """Reads a part when it is asked for, all of it at once.
+
+    Args:
+        read: ``Reader.read``.
+        positions: (N,) records.
+    """
+
+    def __init__(self, read: Callable[[Positions], list[memoryview]], positions: Positions) -> None:
+        self._read = read
+        self._positions = positions
+
+    def views(self, start: int, stop: int) -> Iterator[memoryview]:
+        positions = self._positions[start:stop]
+        try:
+            return iter(self._read(positions))
+        except CorruptError:
+            return (self._read(positions[place : place + 1])[0] for place in range(len(positions)))
+
+
+class MappedPlan(ReadPlan):
+    """Records that are in memory, each checked when its turn comes.
+
+    Whoever uses one at once finds its bytes in the processor's cache, and other threads wait for the interpreter lock
+    in short turns only.
+
+    Args:
+        views: of N records.
+        positions, checksums: theirs.
+        check: called with a position, its view and its checksum; raises CorruptError. None checks nothing.
+    """
+
+    def __init__(
+        self,
+        views: Sequence[memoryview],
+        positions: Sequence[int],
+        checksums: Sequence[int],
+        check: Callable[[int, memoryview, int], None] | None,
+    ) -> None:
+        self._rows = list(zip(positions, views, checksums, strict=True))
+        self._check = check
+
+    def views(self, start: int, stop: int) -> Iterator[memoryview]:
+        check = self._check
+        for row in self._rows[start:stop]:
+            if check is not None:
+                check(*row)
+            yield row[1]
+
+
+class JoinedPlan(ReadPlan):
+    """Records of several plans.
+
+    Args:
+        count: records in all.
+        parts: for each plan the places of its records among all, ascending.
+    """
+
+    def __init__(self, count: int, parts: Sequence[tuple[npt.NDArray[np.intp], ReadPlan]]) -> None:
+        turns = np.empty(count, np.intp)
+        for number, (places, _) in enumerate(parts):
+            turns[places] = number
+        self._turns = turns.tolist()
+        self._parts = parts
+
+    def views(self, start: int, stop: int) -> Iterator[memoryview]:
+        sources = [
+            plan.views(*np.searchsorted(places, (start, min(stop, len(self._turns)))).tolist())
+            for places, plan in self._parts
+        ]
+        return (next(sources[turn]) for turn in self._turns[start:stop])
