@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
@@ -108,7 +107,6 @@ class Decoder:
         boxes: NDArray[np.integer] | None = None,
         flips: NDArray[np.bool_] | None = None,
         orientations: NDArray[np.integer] | None = None,
-        ends: list[float] | None = None,
     ) -> list[Failure]:
         """Decode a chunk of images into the slots of a batch.
 
@@ -122,7 +120,6 @@ class Decoder:
                 image must have the slot's size: nothing is ever resized unasked.
             flips: (N,) bool, whether to mirror left to right.
             orientations: (N,) EXIF tags from an index, so that "apply" need not look for them in the files.
-            ends: takes the ``time.perf_counter()`` at which each image was done.
 
         Returns:
             (position, message) of each image that failed, in order. Its slot is filled with zeros.
@@ -137,8 +134,6 @@ class Decoder:
         upright = self.orientation == "ignore"
         failures: list[Failure] = []
         for position, data in enumerate(records):
-            if position and ends is not None:
-                ends.append(time.perf_counter())
             slot = out[position]
             flip = mirrored is not None and mirrored[position]
             try:
@@ -156,8 +151,6 @@ class Decoder:
             except DecodeError as error:
                 slot[...] = 0
                 failures.append((position, error.message))
-        if ends is not None and len(records):
-            ends.append(time.perf_counter())
         return failures
 
     def _straight(self, data: Buffer, slot: Pixels) -> bool:

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from operator import itemgetter, sub
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -162,34 +163,28 @@ class BatchJob:
             self.timing.collate = time.perf_counter() - began
 
     def _work(self, plan: BatchPlan, start: int, stop: int) -> None:
+        began = time.perf_counter()
         records = ChunkRecords(plan.records, start, stop, self.failures)
-        reading, began = records.seconds, time.perf_counter()
-        ends = [began]
-        self._decode(records, start, ends)
-        self._note_slow(ends, start)
+        self._decode(records, start)
         decoded = time.perf_counter()
+        spent = [after - before for before, after in pairwise((*records.asked, decoded))]
+        slowest = max(spent)
+        self.timing.slowest.append((slowest, int(self.indices[start + spent.index(slowest)])))
         if self.recipe.transform is not None:
             for position in range(start, stop):
                 if position not in self.failures:
                     plan.images[position] = self._transform(position, plan.images[position])
         done = time.perf_counter()
         self.timing.read += records.seconds  # a race between threads may lose one of thousands: these are statistics
-        self.timing.decode += decoded - began - (records.seconds - reading)
+        self.timing.decode += decoded - began - records.seconds
         self.timing.transform += done - decoded
 
-    def _note_slow(self, ends: list[float], start: int) -> None:
-        """Remember the chunk's slowest sample."""
-        if len(ends) > 1:
-            seconds, position = max(zip(map(sub, ends[1:], ends), itertools.count(start), strict=False))
-            self.timing.slowest.append((seconds, int(self.indices[position])))
-
-    def _decode(self, records: ChunkRecords, start: int, ends: list[float]) -> None:
+    def _decode(self, records: ChunkRecords, start: int) -> None:
         plan, decoder = self.plan, self.recipe.decoder
         stop = start + len(records)
         if plan.out is None:
             for position, record in enumerate(records, start):
                 self._decode_alone(position, record)
-                ends.append(time.perf_counter())
             return
         failures = decoder.decode_into(
             records,
@@ -197,7 +192,6 @@ class BatchJob:
             boxes=None if plan.boxes is None else plan.boxes[start:stop],
             flips=None if plan.flips is None else plan.flips[start:stop],
             orientations=None if plan.orientations is None else plan.orientations[start:stop],
-            ends=ends,
         )
         for place, message in failures:
             self._fail(start + place, message)

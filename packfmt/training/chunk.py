@@ -22,6 +22,7 @@ class ChunkRecords:
         failures: takes the errors of damaged records by their positions.
 
     Attributes:
+        asked: when each record was asked for, by ``time.perf_counter``.
         seconds: spent so far on reading and checking.
     """
 
@@ -30,6 +31,7 @@ class ChunkRecords:
         self._start = start
         self._stop = stop
         self._failures = failures
+        self.asked: list[float] = []
         began = time.perf_counter()
         self._records = plan.views(start, stop)  # reads them all now, where they are not in memory
         self.seconds = time.perf_counter() - began
@@ -41,6 +43,7 @@ class ChunkRecords:
         records = self._records
         for position in range(self._start, self._stop):
             began = time.perf_counter()
+            self.asked.append(began)
             try:
                 record = next(records)
             except CorruptError as error:
