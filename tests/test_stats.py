@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ import torch
 from training_packs import CROP, FORKS_BESIDE_THREADS, make_pack
 
 from packfmt import DecodeError, ImageDataset, Loader, LoaderStats
+from packfmt.images.decode import Decoder
+from packfmt.storage.readahead import ReadAhead
+from packfmt.storage.readplan import LaterPlan
 from packfmt.training import loader as loader_module
 from packfmt.training.batch import Timing
 from packfmt.training.stats import KEYS, SLOWEST, StatsRecorder
@@ -168,3 +172,36 @@ def test_stats_outlive_the_dataset(pack: str) -> None:
         loader = Loader(ds, 8)
         list(loader)
     assert all(key.startswith("record ") for _, key in loader.stats().slowest)
+
+
+def test_reading_and_decoding_are_told_apart_and_the_slowest_is_named(
+    pack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that moves on by 1 for a record read, and by 10 for one decoded, 100 for one of them."""
+    now = [0.0]
+    views, fill = LaterPlan.views, Decoder._fill
+    decoded: list[int] = []
+
+    def slow_views(self: LaterPlan, start: int, stop: int) -> Iterator[memoryview]:
+        for view in views(self, start, stop):
+            now[0] += 1
+            yield view
+
+    def slow_fill(self: Decoder, *arguments: Any) -> None:
+        fill(self, *arguments)
+        decoded.append(len(decoded))
+        now[0] += 100 if len(decoded) == 7 else 10
+
+    dataset = ImageDataset(pack, crop=CROP, threads=1)
+    monkeypatch.setattr(ReadAhead, "resting", lambda self: False)
+    monkeypatch.setattr(LaterPlan, "views", slow_views)
+    monkeypatch.setattr(Decoder, "_fill", slow_fill)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    loader = Loader(dataset, 8, shuffle=False)
+    for _ in loader:
+        pass
+    stats = loader.stats()
+    assert len(decoded) == len(dataset) > 8
+    assert stats.read == len(dataset)
+    assert stats.decode == 10 * len(dataset) + 90
+    assert stats.slowest[0] == (101, dataset.reader.key(6))

@@ -21,7 +21,7 @@ from packfmt.storage.columns import Columns, JoinedColumn
 from packfmt.storage.filebytes import IO, choose_io, open_bytes
 from packfmt.storage.manifest import Manifest, join_ids
 from packfmt.storage.mapped import MappedReader
-from packfmt.storage.readplan import JoinedPlan, LaterPlan, ReadPlan
+from packfmt.storage.readplan import JoinedPlan, ReadPlan
 from packfmt.storage.shardfile import read_frame
 
 __all__ = ["Manifest", "ShardedReader"]
@@ -105,12 +105,10 @@ class ShardedReader(Reader):
 
     def plan(self, indices: Indices) -> ReadPlan:
         parts = list(self._split(indices))
-        if len(parts) <= self._shards.max_open:
-            plans = [(places, self._shards.reader(shard).plan(local)) for shard, places, local in parts]
-            # What is not read yet may find its shard closed in favour of another.
-            if not any(isinstance(plan, LaterPlan) for _, plan in plans):
-                return JoinedPlan(len(indices), plans)
-        return super().plan(indices)
+        if len(parts) > self._shards.max_open:  # a plan keeps its shards open
+            return super().plan(indices)
+        plans = [(places, self._shards.reader(shard).plan(local)) for shard, places, local in parts]
+        return JoinedPlan(len(indices), plans)
 
     def lengths(self, indices: Indices) -> npt.NDArray[np.uint64]:
         out = np.empty(len(indices), np.uint64)

@@ -288,6 +288,19 @@ class ReaderContract:
             assert [bytes(view) for view in plan.views(3, 5)] == [records[1].data, records[5].data]
 
     @pytest.mark.usefixtures("found")
+    def test_a_plan_checks_once_where_that_is_asked_for(self, tmp_path: Path) -> None:
+        records = some_records(9)
+        with self.open(self.make(tmp_path, records), verify="once") as reader:
+            assert [bytes(view) for view in reader.plan([4, 1]).views(0, 1)] == [records[4].data]
+            for file in {os.path.realpath(name) for name in reader.files}:
+                for index in (1, 4):
+                    flip_a_byte(file, records[index].data)
+            views = reader.plan([4, 1]).views(0, 2)
+            assert bytes(next(views)) != records[4].data
+            with pytest.raises(CorruptError, match=records[1].key):
+                next(views)
+
+    @pytest.mark.usefixtures("found")
     def test_a_plan_refuses_what_read_refuses(self, tmp_path: Path) -> None:
         reader = self.opened(tmp_path, some_records(9))
         with reader:

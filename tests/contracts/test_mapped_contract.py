@@ -15,6 +15,7 @@ from packfmt import storage
 from packfmt.errors import CorruptError
 from packfmt.record import Record
 from packfmt.storage.readahead import ReadAhead
+from packfmt.storage.readplan import JoinedPlan, LaterPlan
 from packfmt.storage.shardfile import ShardFile
 
 
@@ -53,6 +54,23 @@ class TestFewShardsOpen(TestSharded):
     @pytest.fixture(autouse=True)
     def few(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("packfmt.storage.shards.max_open", lambda: 2)
+
+    @pytest.mark.parametrize("resting", [True, False])
+    def test_a_plan_outlives_its_shards(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resting: bool) -> None:
+        monkeypatch.setattr(ReadAhead, "resting", lambda self: resting)
+        records = some_records(30)
+        with self.opened(tmp_path, records) as reader:
+            first = [reader.locate(index)[0] for index in range(30)]
+            two = [first.index(path) for path in sorted(set(first))[:2]]
+            plan = reader.plan(two)
+            reader.read(range(30))  # which closes those two in favour of others
+            assert [bytes(view) for view in plan.views(0, 2)] == [records[index].data for index in two]
+
+    def test_a_plan_maps_no_more_shards_than_may_be_open(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(ReadAhead, "resting", lambda self: True)
+        with self.opened(tmp_path, some_records(30)) as reader:
+            assert isinstance(reader.plan(range(30)), LaterPlan)
+            assert isinstance(reader.plan([0, 29]), JoinedPlan)
 
 
 @pytest.mark.parametrize("kind", ["pattern", "list"])
