@@ -198,25 +198,35 @@ class ShardFile:
         return CorruptError(message, path=self.path, index=index, key=key)
 
     def _check(self, positions: npt.NDArray[np.int64], views: list[memoryview], verify: Verify) -> None:
-        if verify == "once" and self._passed is not None:
-            due = np.flatnonzero(~self._passed[positions])
+        if verify == "once":
+            due = np.flatnonzero(~self._passing()[positions])
             positions, views = positions[due], [views[place] for place in due.tolist()]
-        check = self._check_new if verify == "once" else self._check_one
         sums = self.index("checksum")[positions].tolist()
         for index, view, stated in zip(positions.tolist(), views, sums, strict=True):
-            check(index, view, stated)
+            if record_checksum(view, index) != stated:  # no call of _check_one: this is what reading costs
+                raise self._unlike(index, view)
+        if self._passed is not None:
+            self._passed[positions] = True
 
     def _check_one(self, index: int, view: memoryview, stated: int) -> None:
         if record_checksum(view, index) != stated:
-            raise self.corrupt(index, f"its {len(view)} bytes do not match their checksum; restore the file")
+            raise self._unlike(index, view)
+
+    def _unlike(self, index: int, view: memoryview) -> CorruptError:
+        return self.corrupt(index, f"its {len(view)} bytes do not match their checksum; restore the file")
 
     def _check_new(self, index: int, view: memoryview, stated: int) -> None:
         """Check one that never passed. A race between threads checks it twice."""
+        passed = self._passing()
+        if not passed[index]:
+            self._check_one(index, view, stated)
+            passed[index] = True
+
+    def _passing(self) -> npt.NDArray[np.bool_]:
+        """Which records have passed; made when it is first needed."""
         if self._passed is None:
             self._passed = np.zeros(self.trailer.count, np.bool_)  # takes memory where it is written, a page at a time
-        if not self._passed[index]:
-            self._check_one(index, view, stated)
-            self._passed[index] = True
+        return self._passed
 
     def _rows(self, column: Column, section: Section) -> int:
         return section.size // column.row_bytes if column.ragged else self.trailer.count
