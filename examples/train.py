@@ -13,6 +13,7 @@ without the break.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -202,6 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run.loader.close()
     run.loader.dataset.close()
     if dist.is_initialized():
+        del run  # DDP first: a group destroyed while it is still in use can abort the process at its exit
+        gc.collect()
         dist.destroy_process_group()
 
 
