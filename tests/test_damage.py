@@ -331,6 +331,24 @@ def test_a_file_truncated_between_reads_is_an_error_and_no_crash(pack: Path, io:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("call", ["fstat", "pread", "posix_fadvise"])
+def test_a_descriptor_stays_open_while_the_system_is_called(
+    pack: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    reader, real, calls = storage.open(pack, io="pread"), getattr(os, call), []
+
+    def closed_meanwhile(*arguments: Any) -> Any:
+        calls.append(arguments)
+        reader.close()
+        return real(*arguments)
+
+    monkeypatch.setattr(os, call, closed_meanwhile)
+    with contextlib.suppress(ValueError):  # it is closed by then; but nothing else than that
+        reader.will_need([0, 7])
+        reader.read([0, 7])
+    assert calls
+
+
 @IO
 def test_a_file_written_over_while_open_gives_right_bytes_or_an_error(pack: Path, io: Any) -> None:
     expected = some_records(8)

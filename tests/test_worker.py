@@ -128,7 +128,7 @@ def test_closing_ends_the_processes(ds: ImageDataset) -> None:
 
 def test_closing_does_not_wait_for_work(pack: str) -> None:
     loader = forked(ImageDataset(pack, crop=CROP, transform=stop_here))
-    loader._start_engine().request(Request(0, 0, torch.arange(4).numpy()))
+    next(loader._start_engine().tickets(iter([Request(0, 0, torch.arange(4).numpy())])))
     (pid,) = processes_of(loader)
     began = time.monotonic()
     loader.close()

@@ -210,7 +210,8 @@ class _PreadBytes:
         """Nothing stays resident here."""
 
     def check_size(self) -> None:
-        _check_size(os.fstat(self._open().number).st_size, self.size, self._path)
+        descriptor = self._open()  # held until the call is over: another thread may close
+        _check_size(os.fstat(descriptor.number).st_size, self.size, self._path)
 
     def close(self) -> None:
         self._descriptor = None

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from packfmt.errors import CorruptError
 
-__all__ = ["JoinedPlan", "LaterPlan", "MappedPlan", "ReadPlan"]
+__all__ = ["JoinedPlan", "LaterPlan", "MappedPlan", "PartPlan", "ReadPlan"]
 
 Positions = npt.NDArray[np.int64]
 
@@ -58,6 +58,7 @@ class MappedPlan(ReadPlan):
     Args:
         views: of N records.
         positions, checksums: theirs.
+        begin: called before a part is touched; raises CorruptError or ValueError where it must not be.
         check: called with a position, its view and its checksum; raises CorruptError. None checks nothing.
     """
 
@@ -66,12 +67,15 @@ class MappedPlan(ReadPlan):
         views: Sequence[memoryview],
         positions: Sequence[int],
         checksums: Sequence[int],
+        begin: Callable[[], None],
         check: Callable[[int, memoryview, int], None] | None,
     ) -> None:
         self._rows = list(zip(positions, views, checksums, strict=True))
+        self._begin = begin
         self._check = check
 
     def views(self, start: int, stop: int) -> Iterator[memoryview]:
+        self._begin()
         check = self._check
         for row in self._rows[start:stop]:
             if check is not None:
@@ -100,3 +104,19 @@ class JoinedPlan(ReadPlan):
             for places, plan in self._parts
         ]
         return (next(sources[turn]) for turn in self._turns[start:stop])
+
+
+class PartPlan(ReadPlan):
+    """The records of another plan from one of them on.
+
+    Args:
+        plan: of more records.
+        first: the number there of the first record here.
+    """
+
+    def __init__(self, plan: ReadPlan, first: int) -> None:
+        self._plan = plan
+        self._first = first
+
+    def views(self, start: int, stop: int) -> Iterator[memoryview]:
+        return self._plan.views(self._first + start, self._first + stop)

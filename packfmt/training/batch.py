@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from itertools import pairwise
-from operator import itemgetter
+from operator import itemgetter, sub
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,11 @@ import numpy.typing as npt
 from packfmt.errors import DecodeError
 from packfmt.randomness import sampling
 from packfmt.training.chunk import ChunkRecords
-from packfmt.training.plan import Allocate, BatchPlan, Recipe, add_note, plan_batch
+from packfmt.training.plan import BatchPlan, Recipe, add_note
 from packfmt.training.pool import Pool
 from packfmt.training.resize import mirrored
 
-__all__ = ["Allocate", "BatchJob", "BatchPlan", "Recipe", "Timing", "plan_batch"]
+__all__ = ["BatchJob", "Timing"]
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -164,10 +163,10 @@ class BatchJob:
 
     def _work(self, plan: BatchPlan, start: int, stop: int) -> None:
         began = time.perf_counter()
-        records = ChunkRecords(plan.records, start, stop, self.failures)
+        records = ChunkRecords(plan.choices.records, start, stop, self.failures)
         self._decode(records, start)
         decoded = time.perf_counter()
-        spent = [after - before for before, after in pairwise((*records.asked, decoded))]
+        spent = list(map(sub, (*records.asked[1:], decoded), records.asked))
         slowest = max(spent)
         self.timing.slowest.append((slowest, int(self.indices[start + spent.index(slowest)])))
         if self.recipe.transform is not None:
@@ -180,18 +179,18 @@ class BatchJob:
         self.timing.transform += done - decoded
 
     def _decode(self, records: ChunkRecords, start: int) -> None:
-        plan, decoder = self.plan, self.recipe.decoder
+        plan, choices = self.plan, self.plan.choices
         stop = start + len(records)
         if plan.out is None:
             for position, record in enumerate(records, start):
                 self._decode_alone(position, record)
             return
-        failures = decoder.decode_into(
+        failures = self.recipe.decoder.decode_into(
             records,
             plan.out[start:stop],
-            boxes=None if plan.boxes is None else plan.boxes[start:stop],
-            flips=None if plan.flips is None else plan.flips[start:stop],
-            orientations=None if plan.orientations is None else plan.orientations[start:stop],
+            boxes=None if choices.boxes is None else choices.boxes[start:stop],
+            flips=None if choices.flips is None else choices.flips[start:stop],
+            orientations=None if choices.orientations is None else choices.orientations[start:stop],
         )
         for place, message in failures:
             self._fail(start + place, message)
@@ -203,7 +202,7 @@ class BatchJob:
         except DecodeError as error:
             self._fail(position, error.message)
             return
-        flips = self.plan.flips
+        flips = self.plan.choices.flips
         self.plan.images[position] = mirrored(pixels) if flips is not None and flips[position] else pixels
 
     def _fail(self, position: int, message: str) -> None:
@@ -217,7 +216,7 @@ class BatchJob:
         recipe = self.recipe
         if recipe.transform is None:
             return pixels
-        with sampling(self.plan.keys[position]):
+        with sampling(self.plan.choices.keys[position]):
             try:
                 return recipe.transform(recipe.present(pixels))
             except Exception as error:

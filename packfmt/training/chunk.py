@@ -40,15 +40,15 @@ class ChunkRecords:
         return self._stop - self._start
 
     def __iter__(self) -> Iterator[memoryview]:
-        records = self._records
+        records, clock, ask = self._records, time.perf_counter, self.asked.append
         for position in range(self._start, self._stop):
-            began = time.perf_counter()
-            self.asked.append(began)
+            began = clock()
+            ask(began)
             try:
                 record = next(records)
             except CorruptError as error:
                 self._failures[position] = error.with_traceback(None)
                 record = memoryview(b"")
                 records = self._plan.views(position + 1, self._stop)
-            self.seconds += time.perf_counter() - began
+            self.seconds += clock() - began
             yield record

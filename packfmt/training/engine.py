@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +21,9 @@ from packfmt.training.samples import make_batch
 __all__ = ["Engine", "Finish", "Made", "Request", "ThreadEngine", "made_of"]
 
 Mix = Callable[..., Any]
+
+SPAN = 512  # samples whose crops are chosen together: numpy's calls then cost little beside its work
+MOST_BATCHES = 16  # taken from a sampler for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,11 @@ class Engine(Protocol):
     def usable(self) -> bool:
         """Whether it can go on; a new one is needed after a fork, or when a process has died."""
 
-    def request(self, request: Request) -> Any:
-        """Begin a batch; returns a ticket for ``collect``."""
+    def tickets(self, requests: Iterator[Request]) -> Iterator[Any]:
+        """Begin a batch each time that the iterator is asked, which gives a ticket for ``collect``.
+
+        Requests may be taken from theirs some batches before they are begun.
+        """
 
     def ready(self, ticket: Any) -> bool:
         """Whether ``collect`` would return at once."""
@@ -139,9 +145,14 @@ class ThreadEngine:
         self._batch_transform = batch_transform
         self._allocate = allocate
 
-    def request(self, request: Request) -> BatchJob:
-        finish = Finish(self._dataset, self._collate, self._batch_transform, request)
-        return self._dataset.start(request.indices, request.epoch, allocate=self._allocate, then=finish)
+    def tickets(self, requests: Iterator[Request]) -> Iterator[BatchJob]:
+        for span in _spans(requests):
+            chosen = self._dataset.choose_ahead([request.indices for request in span], span[0].epoch)
+            for request, choices in zip(span, chosen, strict=True):
+                finish = Finish(self._dataset, self._collate, self._batch_transform, request)
+                yield self._dataset.start(
+                    request.indices, request.epoch, allocate=self._allocate, then=finish, choices=choices
+                )
 
     def ready(self, ticket: BatchJob) -> bool:
         return ticket.done
@@ -154,3 +165,17 @@ class ThreadEngine:
 
     def close(self) -> None:
         """The threads are the dataset's, and end with it."""
+
+
+def _spans(requests: Iterator[Request]) -> Iterator[list[Request]]:
+    """Some at a time, of one epoch."""
+    span: list[Request] = []
+    samples = 0
+    for request in requests:
+        span.append(request)
+        samples += len(request.indices)
+        if samples >= SPAN or len(span) >= MOST_BATCHES:
+            yield span
+            span, samples = [], 0
+    if span:
+        yield span

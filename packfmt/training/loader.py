@@ -44,7 +44,8 @@ class Loader:
     Args:
         dataset: an ``ImageDataset``.
         batch_size: samples per batch and rank. Not with ``sampler``.
-        sampler: a packfmt batch sampler; None makes a ``BlockBatchSampler`` from the options after it.
+        sampler: a packfmt batch sampler, asked for some batches more than ``prefetch``; None makes a
+            ``BlockBatchSampler`` from the options after it.
         shuffle, seed, block_size, window, rank, world_size, partial: as ``BlockBatchSampler``.
         collate: "stack"; "list", for images of differing sizes; "pad", one tensor as large as the largest of them.
         batch_transform: called with each batch's images and targets, and a ``numpy.random.Generator`` keyed by (seed,
@@ -220,9 +221,8 @@ class Loader:
         tickets: deque[Any] = deque()
         done = start
         try:
-            for number, indices in enumerate(self.sampler.batches(epoch, start), start):
-                unique = number * self.sampler.world_size + self.sampler.rank
-                tickets.append(engine.request(Request(epoch, unique, indices)))
+            for ticket in engine.tickets(self._requests(epoch, start)):
+                tickets.append(ticket)
                 if len(tickets) > self._prefetch:
                     done += 1
                     yield done, self._collect(engine, tickets)
@@ -232,6 +232,10 @@ class Loader:
         finally:
             for ticket in tickets:
                 engine.cancel(ticket)
+
+    def _requests(self, epoch: int, start: int) -> Iterator[Request]:
+        for number, indices in enumerate(self.sampler.batches(epoch, start), start):
+            yield Request(epoch, number * self.sampler.world_size + self.sampler.rank, indices)
 
     def _collect(self, engine: Engine, tickets: deque[Any]) -> Made:
         depth = sum(map(engine.ready, tickets))

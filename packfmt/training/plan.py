@@ -1,4 +1,4 @@
-"""What is known of a batch before it is read: crops, flips, and the memory its pixels go to."""
+"""What is known of records before they are read: crops, flips, where they lie, and the memory their pixels go to."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from packfmt.images.decode import Decoder
 from packfmt.images.geometry import Crop, HorizontalFlip
 from packfmt.randomness import Keys
 from packfmt.storage import Reader
-from packfmt.storage.readplan import ReadPlan
+from packfmt.storage.readplan import PartPlan, ReadPlan
 
-__all__ = ["Allocate", "BatchPlan", "Recipe", "add_note", "plan_batch"]
+__all__ = ["Allocate", "BatchPlan", "Choices", "Recipe", "add_note", "choose", "plan_batch"]
 
 Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
@@ -37,36 +37,55 @@ class Recipe:
 
 
 @dataclass(slots=True)
-class BatchPlan:
-    """Everything about a batch that is known before it is read. ``records`` tells where its bytes lie.
+class Choices:
+    """What is known of N records before they are read. ``records`` tells where their bytes lie.
 
-    ``out`` is the batch's array (N, H, W, C) where all images come out in one size, else None. ``boxes`` (N, 4) are the
-    crops in source pixels, None without a crop. ``images`` takes one entry per sample: its pixels, or what the
-    transform returned.
+    ``boxes`` (N, 4) are the crops in source pixels, None without a crop.
     """
 
     indices: npt.NDArray[np.int64]
-    records: ReadPlan
     keys: Keys
+    records: ReadPlan
     heights: npt.NDArray[np.int64]
     widths: npt.NDArray[np.int64]
     boxes: npt.NDArray[np.int64] | None
     flips: npt.NDArray[np.bool_] | None
     orientations: Array | None
+
+    def part(self, start: int, stop: int) -> Choices:
+        """Those of the records ``start`` to ``stop`` - 1."""
+        return Choices(
+            self.indices[start:stop],
+            self.keys[start:stop],
+            PartPlan(self.records, start),
+            self.heights[start:stop],
+            self.widths[start:stop],
+            None if self.boxes is None else self.boxes[start:stop],
+            None if self.flips is None else self.flips[start:stop],
+            None if self.orientations is None else self.orientations[start:stop],
+        )
+
+
+@dataclass(slots=True)
+class BatchPlan:
+    """A batch's choices, and the memory it goes to.
+
+    ``out`` is the batch's array (N, H, W, C) where all images come out in one size, else None. ``images`` takes one
+    entry per sample: its pixels, or what the transform returned.
+    """
+
+    choices: Choices
     out: Pixels | None
     images: list[Any]
 
 
-def plan_batch(
-    recipe: Recipe, indices: npt.NDArray[np.int64], keys: Keys, allocate: Allocate | None = None
-) -> BatchPlan:
-    """Choose crops and flips for these records, and take memory for the batch.
+def choose(recipe: Recipe, indices: npt.NDArray[np.int64], keys: Keys) -> Choices:
+    """Choose crops and flips for records, and look up where they lie.
 
     Args:
         recipe: the dataset's.
         indices: (N,) records.
         keys: (N,) their random keys.
-        allocate: gives the array for decoded images by its shape; None takes new memory.
 
     Raises:
         ValueError: an image is too small for the crop; a note names it.
@@ -74,12 +93,23 @@ def plan_batch(
     heights, widths, orientations = _sizes(recipe, indices)
     boxes = None if recipe.crop is None else _boxes(recipe, recipe.crop, indices, heights, widths, keys)
     flips = None if recipe.flip is None else recipe.flip.flips(keys)
-    size = recipe.crop.size if recipe.crop is not None else _common_size(heights, widths)
+    return Choices(indices, keys, recipe.reader.plan(indices), heights, widths, boxes, flips, orientations)
+
+
+def plan_batch(recipe: Recipe, choose: Callable[[], Choices], allocate: Allocate | None = None) -> BatchPlan:
+    """Choose for a batch's records, and take memory for them.
+
+    Args:
+        recipe: the dataset's.
+        choose: makes the choices.
+        allocate: gives the array for decoded images by its shape; None takes new memory.
+    """
+    choices = choose()
+    size = recipe.crop.size if recipe.crop is not None else _common_size(choices.heights, choices.widths)
     channels = 3 if recipe.decoder.mode == "RGB" else 1
-    out = None if size is None else (allocate or _new_array)((len(indices), *size, channels))
-    records = recipe.reader.plan(indices)
-    images = [None] * len(indices)
-    return BatchPlan(indices, records, keys, heights, widths, boxes, flips, orientations, out, images)
+    count = len(choices.indices)
+    out = None if size is None else (allocate or _new_array)((count, *size, channels))
+    return BatchPlan(choices, out, [None] * count)
 
 
 def _sizes(

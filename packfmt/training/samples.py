@@ -80,7 +80,7 @@ class Samples(Sequence[Sample]):
         plan = self.job.plan
         if plan.out is None or self.job.recipe.transform is not None or self.output == "pil":
             return None
-        return plan.out if len(self) == len(plan.indices) else plan.out[self.positions]
+        return plan.out if len(self) == len(plan.choices.indices) else plan.out[self.positions]
 
 
 def make_batch(samples: Samples, how: Collate) -> tuple[Any, Any]:

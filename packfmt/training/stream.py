@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -15,11 +15,12 @@ from packfmt.images.geometry import Crop, HorizontalFlip
 from packfmt.randomness import sample_keys, uniform
 from packfmt.record import Record
 from packfmt.sampling.ranks import resolve_ranks, whole_number
-from packfmt.training.batch import BatchJob, Recipe, plan_batch
+from packfmt.training.batch import BatchJob
 from packfmt.training.collate import Collate
 from packfmt.training.epochs import EpochCounter
 from packfmt.training.feed import Feed
 from packfmt.training.held import HeldRecord, HeldRecords, hold
+from packfmt.training.plan import Recipe, choose, plan_batch
 from packfmt.training.pool import DecodePool
 from packfmt.training.resize import resize
 from packfmt.training.samples import Samples, make_batch, present
@@ -178,8 +179,8 @@ class ImageStream(IterableDataset[Any]):
         def begin(records: list[HeldRecord]) -> BatchJob:
             recipe = self._recipe(records)
             positions = np.array([record.position for record in records], np.int64)
-            plan = partial(plan_batch, recipe, positions, sample_keys(self.seed, epoch, positions))
-            return BatchJob(recipe, positions, plan, pool, finish)
+            chosen = functools.partial(choose, recipe, positions, sample_keys(self.seed, epoch, positions))
+            return BatchJob(recipe, positions, functools.partial(plan_batch, recipe, chosen), pool, finish)
 
         feed = Feed(self._held(epoch, place, places), begin, chunk=chunk, room=max(room, chunk), eager=eager)
         try:

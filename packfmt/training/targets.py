@@ -66,11 +66,12 @@ class Targets:
 
     def _values(self, name: str, plan: BatchPlan, positions: Sequence[int]) -> Any:
         # An index array makes numpy copy: targets are the user's own, writable, and no view of the file.
-        return self._reader.columns[name][plan.indices[np.asarray(positions, dtype=np.int64)]]
+        return self._reader.columns[name][plan.choices.indices[np.asarray(positions, dtype=np.int64)]]
 
     def _move_boxes(self, values: dict[str, Any], plan: BatchPlan, positions: Sequence[int]) -> None:
         """Carry boxes through crop and flip, and drop with a vanished box what other ragged columns say of it."""
-        if plan.boxes is None and plan.flips is None:
+        choices = plan.choices
+        if choices.boxes is None and choices.flips is None:
             return
         count = len(values[BOXES][0]) if positions and isinstance(values[BOXES], np.ndarray) else None
         for name, value in values.items():  # what has one length in the pack has none any more
@@ -78,10 +79,10 @@ class Targets:
                 values[name] = list(value)
         ragged = [name for name, value in values.items() if isinstance(value, list)]
         for place, position in enumerate(positions):
-            whole = (0, 0, int(plan.widths[position]), int(plan.heights[position]))
-            crop = whole if plan.boxes is None else plan.boxes[position]
-            size = whole[3:1:-1] if plan.boxes is None or plan.out is None else plan.out.shape[1:3]
-            flip = plan.flips is not None and bool(plan.flips[position])
+            whole = (0, 0, int(choices.widths[position]), int(choices.heights[position]))
+            crop = whole if choices.boxes is None else choices.boxes[position]
+            size = whole[3:1:-1] if choices.boxes is None or plan.out is None else plan.out.shape[1:3]
+            flip = choices.flips is not None and bool(choices.flips[position])
             count = len(values[BOXES][place])
             moved, keep = crop_boxes(values[BOXES][place], crop, size, flip)
             values[BOXES][place] = moved[keep]

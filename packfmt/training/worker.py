@@ -7,7 +7,7 @@ import os
 import pickle
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import reduction
@@ -59,10 +59,11 @@ class ProcessEngine:
     def usable(self) -> bool:
         return self._pid == os.getpid() and all(child.usable for child in self._children)
 
-    def request(self, request: Request) -> _Ticket:
-        child = self._children[self._turn % len(self._children)]
-        self._turn += 1
-        return child.request(request)
+    def tickets(self, requests: Iterator[Request]) -> Iterator[_Ticket]:
+        for request in requests:
+            child = self._children[self._turn % len(self._children)]
+            self._turn += 1
+            yield child.request(request)
 
     def ready(self, ticket: _Ticket) -> bool:
         return ticket.child.has_answer(ticket)
