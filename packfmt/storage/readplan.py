@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packfmt.errors import CorruptError
+from packfmt.storage.filebytes import FileBytes
 
 __all__ = ["JoinedPlan", "LaterPlan", "MappedPlan", "PartPlan", "ReadPlan"]
 
@@ -50,37 +51,40 @@ class LaterPlan(ReadPlan):
 
 
 class MappedPlan(ReadPlan):
-    """Records that are in memory, each checked when its turn comes.
+    """Records that are in memory, each looked at and checked when its turn comes.
 
     Whoever uses one at once finds its bytes in the processor's cache, and other threads wait for the interpreter lock
     in short turns only.
 
     Args:
-        views: of N records.
-        positions, checksums: theirs.
-        begin: called before a part is touched; raises CorruptError or ValueError where it must not be.
+        source: where they are.
+        positions, offsets, lengths, checksums: (N,) theirs; offsets and lengths lie inside.
         check: called with a position, its view and its checksum; raises CorruptError. None checks nothing.
     """
 
     def __init__(
         self,
-        views: Sequence[memoryview],
-        positions: Sequence[int],
-        checksums: Sequence[int],
-        begin: Callable[[], None],
+        source: FileBytes,
+        positions: Positions,
+        offsets: npt.NDArray[np.uint64],
+        lengths: npt.NDArray[np.uint64],
+        checksums: npt.NDArray[np.uint64],
         check: Callable[[int, memoryview, int], None] | None,
     ) -> None:
-        self._rows = list(zip(positions, views, checksums, strict=True))
-        self._begin = begin
+        self._source = source
+        self._columns = (positions, offsets, lengths, checksums)
         self._check = check
 
     def views(self, start: int, stop: int) -> Iterator[memoryview]:
-        self._begin()
+        self._source.check_size()  # touching a mapped page that is no more kills the process
         check = self._check
-        for row in self._rows[start:stop]:
+        # Made for a part only, not for a batch: what is small stays in the processor's cache.
+        positions, offsets, lengths, checksums = (column[start:stop].tolist() for column in self._columns)
+        views = self._source.slices(offsets, lengths)
+        for index, view, stated in zip(positions, views, checksums, strict=True):
             if check is not None:
-                check(*row)
-            yield row[1]
+                check(index, view, stated)
+            yield view
 
 
 class JoinedPlan(ReadPlan):

@@ -128,11 +128,8 @@ class ShardFile:
         if not (self.bytes.any_order and self.ahead.resting()):
             return None
         offsets, lengths = self.ranges(positions)
-        views = self.bytes.slices(offsets.tolist(), lengths.tolist())
-        sums = self.index("checksum")[positions].tolist()
         check = self._check_new if verify == "once" else self._check_one if verify else None
-        # Looked at again for each part: touching a mapped page that is no more kills the process.
-        return MappedPlan(views, positions.tolist(), sums, self.bytes.check_size, check)
+        return MappedPlan(self.bytes, positions, offsets, lengths, self.index("checksum")[positions], check)
 
     def column(self, name: str) -> npt.NDArray[Any] | RaggedColumn:
         """A column, checked against its checksum the first time.

@@ -172,7 +172,7 @@ class BatchJob:
         if self.recipe.transform is not None:
             for position in range(start, stop):
                 if position not in self.failures:
-                    plan.images[position] = self._transform(position, plan.images[position])
+                    plan.images[position] = self._transform(position, plan.pixels(position))
         done = time.perf_counter()
         self.timing.read += records.seconds  # a race between threads may lose one of thousands: these are statistics
         self.timing.decode += decoded - began - records.seconds
@@ -194,7 +194,6 @@ class BatchJob:
         )
         for place, message in failures:
             self._fail(start + place, message)
-        plan.images[start:stop] = plan.out[start:stop]
 
     def _decode_alone(self, position: int, record: memoryview) -> None:
         try:

@@ -71,12 +71,17 @@ class BatchPlan:
     """A batch's choices, and the memory it goes to.
 
     ``out`` is the batch's array (N, H, W, C) where all images come out in one size, else None. ``images`` takes one
-    entry per sample: its pixels, or what the transform returned.
+    entry per sample: what the transform returned; without one, and without ``out``, its pixels.
     """
 
     choices: Choices
     out: Pixels | None
     images: list[Any]
+
+    def pixels(self, position: int) -> Pixels:
+        """A decoded image (H, W, C), before the transform."""
+        pixels: Pixels = self.images[position] if self.out is None else self.out[position]
+        return pixels
 
 
 def choose(recipe: Recipe, indices: npt.NDArray[np.int64], keys: Keys) -> Choices:

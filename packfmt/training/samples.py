@@ -51,7 +51,8 @@ class Samples(Sequence[Sample]):
         self.failures = failures
         self.targets = targets
         self.output = output
-        self.positions = [p for p in range(len(job.indices)) if p not in failures]
+        places = range(len(job.indices))
+        self.positions: Sequence[int] = [p for p in places if p not in failures] if failures else places
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -71,8 +72,8 @@ class Samples(Sequence[Sample]):
 
     def image(self, position: int) -> Any:
         """The image at a place of the batch, as the user asked for it."""
-        image = self.job.plan.images[position]
-        return image if self.job.recipe.transform is not None else self.job.recipe.present(image)
+        plan, recipe = self.job.plan, self.job.recipe
+        return plan.images[position] if recipe.transform is not None else recipe.present(plan.pixels(position))
 
     @property
     def whole(self) -> npt.NDArray[np.uint8] | None:

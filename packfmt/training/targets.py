@@ -65,8 +65,11 @@ class Targets:
         return target if self._transform is None else self._transform(target)
 
     def _values(self, name: str, plan: BatchPlan, positions: Sequence[int]) -> Any:
+        indices = plan.choices.indices
+        if len(positions) != len(indices):
+            indices = indices[np.asarray(positions, dtype=np.int64)]
         # An index array makes numpy copy: targets are the user's own, writable, and no view of the file.
-        return self._reader.columns[name][plan.choices.indices[np.asarray(positions, dtype=np.int64)]]
+        return self._reader.columns[name][indices]
 
     def _move_boxes(self, values: dict[str, Any], plan: BatchPlan, positions: Sequence[int]) -> None:
         """Carry boxes through crop and flip, and drop with a vanished box what other ragged columns say of it."""
