@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -205,3 +208,12 @@ def test_reading_and_decoding_are_told_apart_and_the_slowest_is_named(
     assert stats.read == len(dataset)
     assert stats.decode == 10 * len(dataset) + 90
     assert stats.slowest[0] == (101, dataset.reader.key(6))
+
+
+def test_the_benchmark_of_recording_follows_what_is_recorded() -> None:
+    """It goes through the same steps by hand, and refuses to measure where switching them off leaves some."""
+    root = Path(__file__).parent.parent
+    command = [sys.executable, "-m", "tools.bench.stats_overhead", "--records", "128", "--rounds", "1"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "recording alone" in done.stdout

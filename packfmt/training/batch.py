@@ -166,17 +166,22 @@ class BatchJob:
         records = ChunkRecords(plan.choices.records, start, stop, self.failures)
         self._decode(records, start)
         decoded = time.perf_counter()
-        spent = list(map(sub, (*records.asked[1:], decoded), records.asked))
-        slowest = max(spent)
-        self.timing.slowest.append((slowest, int(self.indices[start + spent.index(slowest)])))
+        self._note_slow(records.asked, decoded, start)
         if self.recipe.transform is not None:
             for position in range(start, stop):
                 if position not in self.failures:
                     plan.images[position] = self._transform(position, plan.pixels(position))
         done = time.perf_counter()
-        self.timing.read += records.seconds  # a race between threads may lose one of thousands: these are statistics
-        self.timing.decode += decoded - began - records.seconds
+        read = records.seconds
+        self.timing.read += read  # a race between threads may lose one of thousands: these are statistics
+        self.timing.decode += decoded - began - read
         self.timing.transform += done - decoded
+
+    def _note_slow(self, asked: list[float], decoded: float, start: int) -> None:
+        """Remember the slowest of a chunk's samples: each took until the next one was asked for."""
+        spent = list(map(sub, (*asked[1:], decoded), asked))
+        slowest = max(spent)
+        self.timing.slowest.append((slowest, int(self.indices[start + spent.index(slowest)])))
 
     def _decode(self, records: ChunkRecords, start: int) -> None:
         plan, choices = self.plan, self.plan.choices

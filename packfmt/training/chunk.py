@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from operator import sub
 
 from packfmt.errors import CorruptError
 from packfmt.storage.readplan import ReadPlan
@@ -23,7 +24,6 @@ class ChunkRecords:
 
     Attributes:
         asked: when each record was asked for, by ``time.perf_counter``.
-        seconds: spent so far on reading and checking.
     """
 
     def __init__(self, plan: ReadPlan, start: int, stop: int, failures: dict[int, Exception]) -> None:
@@ -32,23 +32,29 @@ class ChunkRecords:
         self._stop = stop
         self._failures = failures
         self.asked: list[float] = []
+        self._given: list[float] = []
         began = time.perf_counter()
         self._records = plan.views(start, stop)  # reads them all now, where they are not in memory
-        self.seconds = time.perf_counter() - began
+        self._begun = time.perf_counter() - began
+
+    @property
+    def seconds(self) -> float:
+        """Spent so far on reading and checking."""
+        waited: float = sum(map(sub, self._given, self.asked))
+        return self._begun + waited
 
     def __len__(self) -> int:
         return self._stop - self._start
 
     def __iter__(self) -> Iterator[memoryview]:
-        records, clock, ask = self._records, time.perf_counter, self.asked.append
+        records, clock, ask, give = self._records, time.perf_counter, self.asked.append, self._given.append
         for position in range(self._start, self._stop):
-            began = clock()
-            ask(began)
+            ask(clock())
             try:
                 record = next(records)
             except CorruptError as error:
                 self._failures[position] = error.with_traceback(None)
                 record = memoryview(b"")
                 records = self._plan.views(position + 1, self._stop)
-            self.seconds += clock() - began
+            give(clock())
             yield record

@@ -110,7 +110,8 @@ class StatsRecorder:
             self.skipped_keys.append(getattr(error, "key", None) or str(error))
         for stage in ("read", "decode", "transform", "collate"):
             self.add(stage, getattr(timing, stage))
-        self.slowest = heapq.nlargest(SLOWEST, self.slowest + timing.slowest)
+        if len(self.slowest) < SLOWEST or max(timing.slowest, default=self.slowest[-1]) > self.slowest[-1]:
+            self.slowest = heapq.nlargest(SLOWEST, self.slowest + timing.slowest)
 
     def leave(self) -> None:
         """The consumer goes away with a batch."""

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import sub
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,7 @@ import torch
 import packfmt
 from packfmt.images.sniff import sniff
 from packfmt.record import IMAGE_COLUMNS
-from packfmt.training import batch, stats
+from packfmt.training import batch, chunk, stats
 from packfmt.training.batch import BatchJob, Timing
 from packfmt.training.stats import StatsRecorder
 from tools.bench.photos import jpegs
@@ -60,6 +61,7 @@ def nothing_recorded() -> Iterator[None]:
         mock.patch.multiple(StatsRecorder, add=ignore, add_batch=ignore, leave=ignore, come_back=ignore),
         mock.patch.object(BatchJob, "_note_slow", ignore),
         mock.patch.object(batch, "time", still),
+        mock.patch.object(chunk, "time", still),
     ):
         yield
 
@@ -80,13 +82,17 @@ def record_a_batch(recorder: StatsRecorder) -> None:
     job: Any = SimpleNamespace(timing=timing, indices=np.arange(BATCH))
     clock = time.perf_counter
     for start in range(0, BATCH, BATCH // CHUNKS):
-        began, read, decoded, done = clock(), clock(), clock(), clock()
-        ends = [read]
+        began, decoded, done = clock(), clock(), clock()
+        asked: list[float] = []
+        given: list[float] = []
+        ask, give = asked.append, given.append
         for _ in range(BATCH // CHUNKS):
-            ends.append(clock())
-        BatchJob._note_slow(job, ends, start)
-        timing.read += read - began
-        timing.decode += decoded - read
+            ask(clock())
+            give(clock())
+        BatchJob._note_slow(job, asked, decoded, start)
+        read = sum(map(sub, given, asked))
+        timing.read += read
+        timing.decode += decoded - began - read
         timing.transform += done - decoded
     timing.collate = clock() - clock()
     timing.slowest = sorted(timing.slowest, reverse=True)[: batch.SLOW_SAMPLES]

@@ -208,7 +208,7 @@ def against_bare(epochs: Epochs, rounds: int, processes: int) -> None:
             times[name] += found[name]
     report("Loader against bare decoding", times, epochs.samples, "images/s")
     print("  Loader / bare in each process: " + " ".join(f"{value:.3f}" for value in sorted(ratios)))
-    verdict("Loader / bare, median", statistics.median(ratios), 1.05, at_most=True)
+    verdict("Loader / bare, median of processes", statistics.median(ratios), 1.05, at_most=True)
 
 
 def spin(seconds: float) -> int:
