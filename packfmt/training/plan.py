@@ -101,15 +101,15 @@ def choose(recipe: Recipe, indices: npt.NDArray[np.int64], keys: Keys) -> Choice
     return Choices(indices, keys, recipe.reader.plan(indices), heights, widths, boxes, flips, orientations)
 
 
-def plan_batch(recipe: Recipe, choose: Callable[[], Choices], allocate: Allocate | None = None) -> BatchPlan:
-    """Choose for a batch's records, and take memory for them.
+def plan_batch(recipe: Recipe, chosen: Callable[[], Choices], allocate: Allocate | None = None) -> BatchPlan:
+    """Get the choices for a batch's records, and take memory for them.
 
     Args:
         recipe: the dataset's.
-        choose: makes the choices.
+        chosen: gives the choices.
         allocate: gives the array for decoded images by its shape; None takes new memory.
     """
-    choices = choose()
+    choices = chosen()
     size = recipe.crop.size if recipe.crop is not None else _common_size(choices.heights, choices.widths)
     channels = 3 if recipe.decoder.mode == "RGB" else 1
     count = len(choices.indices)
