@@ -45,7 +45,7 @@ def main() -> None:
 
 def bench_pack(folder: Path, count: int, rounds: int) -> None:
     """`packfmt pack` beside `tar cf`, as whole processes on warm files; with and without waiting for the disk."""
-    tree = folder / "photos"
+    tree = folder / f"photos-{count}"  # another number of photos has a tree of its own
     total = write_tree(tree, count)
     pack, tar = folder / "photos.bin", folder / "photos.tar"
     command = [sys.executable, "-m", "packfmt.cli", "pack", str(tree), str(pack), "--force"]
