@@ -422,6 +422,31 @@ def test_an_image_too_small_for_the_crop_is_named(pack: str) -> None:
     assert caught.value.__notes__ == ["it is record 1, key '001.jpg'"]
 
 
+@pytest.mark.parametrize("crop", [packfmt.RandomCrop(22), packfmt.CenterCrop(22)], ids=["random", "center"])
+def test_an_image_too_small_for_the_crop_is_skipped_when_asked(pack: str, crop: Any) -> None:
+    fitting = ImageDataset(pack, crop=crop)[[2, 3, 4]]
+    ds = ImageDataset(pack, crop=crop, on_error="skip")
+    images, labels = ds[[4, 3, 2, 1]]
+    assert labels.tolist() == [4, 3, 2]
+    assert torch.equal(images, fitting[0].flip(0))
+    assert ds.skipped == 1
+    with packfmt.Loader(ds, batch_size=5, shuffle=False) as loader:
+        assert {len(images) for images, _ in loader} == {3}
+        assert loader.stats().skipped_keys[:2] == ("000.jpg", "001.jpg")
+
+
+def test_what_a_crop_refuses_for_another_reason_is_not_skipped(pack: str) -> None:
+    class Odd(packfmt.CenterCrop):
+        def boxes(self, heights: Any, widths: Any, keys: Any) -> Any:
+            if (np.asarray(heights) == 23).any():
+                raise ValueError("23 rows")
+            return super().boxes(heights, widths, keys)
+
+    with pytest.raises(ValueError, match="23 rows") as caught:
+        ImageDataset(pack, crop=Odd(20), on_error="skip")[[4, 3, 2, 1]]
+    assert caught.value.__notes__ == ["it is record 3, key '003.jpg'"]
+
+
 def test_a_skipped_record_does_not_keep_its_batch_alive(bad_pack: str) -> None:
     ds = ImageDataset(bad_pack, crop=CROP, on_error="skip", threads=1)
     gc.disable()

@@ -425,6 +425,14 @@ class TestErrors:
         assert [targets.tolist() for _, targets in stream.batches(2)] == [[0, 1], [2], [5], [6]]
         assert stream.skipped == 4
 
+    def test_a_record_too_small_for_the_crop_does_not_end_the_stream(self):
+        items = [(jpeg(10, 10), 0), (SMALL, 1), (jpeg(12, 11), 2)]
+        stream = packfmt.ImageStream(items, crop=packfmt.RandomCrop(10), on_error="skip")
+        assert targets_of(stream) == [0, 2]
+        assert stream.skipped == 1
+        with pytest.raises(ValueError, match="RandomCrop needs images"):
+            list(packfmt.ImageStream(items, crop=packfmt.RandomCrop(10)))
+
     def test_a_batch_without_any_good_record_is_left_out(self):
         batches = packfmt.ImageStream([b"", b"", SMALL], on_error="skip").batches(2)
         assert [len(images) for images, _ in batches] == [1]

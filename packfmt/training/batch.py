@@ -117,7 +117,7 @@ class BatchJob:
 
         Raises:
             DecodeError, CorruptError: the first failed sample, with ``on_error="raise"``.
-            ValueError: an image is too small for the crop.
+            ValueError: an image is too small for the crop, with ``on_error="raise"``.
             Exception: whatever the user's transform raised, with the sample named in a note.
         """
         self._end.wait()

@@ -59,9 +59,9 @@ class ImageDataset(Dataset[Any]):
         mode: "RGB" or "L".
         orientation: "ignore" the EXIF tag as torchvision does, or "apply" it.
         threads: that decode; None takes the cores this process may use, shared out among DataLoader's workers.
-        on_error: "raise" at a record that cannot be read or decoded, or "skip" it: batches get smaller, and
-            ``skipped`` counts, in this process. Where nothing is left to give (``ds[i]``, a whole batch), the first
-            error is raised all the same; ``Loader`` goes on with the next batch.
+        on_error: "raise" at a record that cannot be read or decoded or is smaller than the crop, or "skip" it: batches
+            get smaller, and ``skipped`` counts, in this process. Where nothing is left to give (``ds[i]``, a whole
+            batch), the first error is raised all the same; ``Loader`` goes on with the next batch.
         verify: check each record's checksum when it is read, or only the first time ("once"), as ``packfmt.open``.
         io: "mmap", "pread" or "auto", as ``packfmt.open``.
         seed: of crop, flip and ``sample_rng``.

@@ -93,7 +93,7 @@ def choose(recipe: Recipe, indices: npt.NDArray[np.int64], keys: Keys) -> Choice
         keys: (N,) their random keys.
 
     Raises:
-        ValueError: an image is too small for the crop; a note names it.
+        ValueError: an image is too small for the crop, with ``on_error="raise"``; a note names it.
     """
     heights, widths, orientations = _sizes(recipe, indices)
     boxes = None if recipe.crop is None else _boxes(recipe, recipe.crop, indices, heights, widths, keys)
@@ -145,13 +145,27 @@ def _boxes(
     try:
         return crop.boxes(heights, widths, keys)
     except ValueError as error:
-        for place, index in enumerate(indices.tolist()):
-            try:
-                crop.boxes(heights[place : place + 1], widths[place : place + 1], keys[place : place + 1])
-            except ValueError:
-                add_note(error, f"it is record {index}, key {recipe.reader.key(index)!r}")
-                break
+        refused = [place for place in range(len(indices)) if not _takes(crop, place, heights, widths, keys)]
+        if not refused:
+            raise
+        small = (heights[refused] < crop.size[0]) | (widths[refused] < crop.size[1])
+        if recipe.on_error == "skip" and small.all():
+            heights[refused], widths[refused] = crop.size  # its box leaves the picture, which decoding will say
+            return crop.boxes(heights, widths, keys)
+        index = int(indices[refused[0]])
+        add_note(error, f"it is record {index}, key {recipe.reader.key(index)!r}")
         raise
+
+
+def _takes(
+    crop: Crop, place: int, heights: npt.NDArray[np.int64], widths: npt.NDArray[np.int64], keys: Keys
+) -> bool:
+    one = slice(place, place + 1)
+    try:
+        crop.boxes(heights[one], widths[one], keys[one])
+    except ValueError:
+        return False
+    return True
 
 
 def _common_size(heights: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]) -> tuple[int, int] | None:

@@ -39,7 +39,7 @@ class Span:
         """Those for one of the batches.
 
         Raises:
-            ValueError: an image of this batch is too small for the crop; a note names it.
+            ValueError: an image of this batch is too small for the crop, with ``on_error="raise"``; a note names it.
         """
         with self._lock:  # who comes second waits, since it can do nothing without
             if self._whole is None and not self._apart:

@@ -60,7 +60,8 @@ class ImageStream(IterableDataset[Any]):
         crop, flip, transform, target_transform, output, mode, orientation, fast: as ``ImageDataset``.
         fields: as ``ImageDataset``, of ``Record``\\ s; None takes the pair's target or the column ``label``, else -1.
         threads: that decode; None takes the cores this process may use, shared out among DataLoader workers.
-        on_error: "raise" at a record that cannot be decoded, or "skip" it. ``skipped`` counts, in this process.
+        on_error: "raise" at a record that cannot be decoded or is smaller than the crop, or "skip" it. ``skipped``
+            counts, in this process.
         seed: of crop, flip, ``sample_rng`` and the shuffle buffer.
         shuffle_buffer: records held back to be given out in random order; nothing comes before it is full. 0 keeps
             the order.
