@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -135,7 +136,7 @@ def copy_records(
     ):
         for item in items:
             if item.problem is not None:
-                report.problems.append(item.problem)
+                report.problems.append(replace(item.problem, kept=bad == "keep" and item.data is not None))
             if item.skipped:
                 source.skipped[item.skipped] += 1
             if item.data is None or (item.problem is not None and bad != "keep"):
@@ -147,7 +148,13 @@ def copy_records(
                 progress(counts.records, counts.bytes, total)
         if report.problems and bad == "fail":
             raise BadImagesError(where, report.problems)
-        if not counts.records and not report.problems:
+        if not counts.records and report.problems:
+            first = report.problems[0]
+            raise ConvertError(
+                f"{where}: none of {len(report.problems)} images can be stored, nothing was written; the first is "
+                f"{first.key!r}: {first.reason}"
+            )
+        if not counts.records:
             passed = ", ".join(f"{count} {reason}" for reason, count in source.skipped.items()) or "nothing at all"
             raise ConvertError(f"{where}: no image found ({passed}); name what holds images")
     counts.fill(report, source.classes)

@@ -17,10 +17,15 @@ LISTED = 100  # bad images that a message names one by one
 
 @dataclass(frozen=True, slots=True)
 class BadImage:
-    """An image that is none, or cannot be read: where it is, and why."""
+    """An image that is none, or cannot be read: where it is, and why.
+
+    ``kept`` says whether its bytes are in the pack all the same: they are not where there are none, or where a column
+    of the pack would be without a value.
+    """
 
     key: str
     reason: str
+    kept: bool = False
 
 
 class BadImagesError(ConvertError):
@@ -33,7 +38,7 @@ class BadImagesError(ConvertError):
             "\n".join(
                 [
                     f"{where}: {len(problems)} bad image(s), nothing was written; --bad skip leaves them out, "
-                    "--bad keep stores them as they are",
+                    "--bad keep stores what bytes there are",
                     *lines,
                     *more,
                 ]
@@ -58,7 +63,7 @@ class PackReport:
         boxes: how many boxes there are.
         formats: image format to number of records; "unknown" for kept bad images.
         skipped: reason to number of entries passed over on purpose.
-        problems: bad images that were skipped or kept, as ``bad`` says.
+        problems: bad images; each says whether it was kept, which ``bad="keep"`` does where it can.
         rotated: images whose EXIF orientation is not upright.
         cmyk: images of four colour components.
         notes: what the source wants a person to know.

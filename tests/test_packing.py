@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from images import cmyk_jpeg, gif, jpeg, oriented_jpeg, png
 
 from packfmt import storage
+from packfmt.cli.packing import pack as command
 from packfmt.errors import ConvertError, DecodeError
 from packfmt.packing import copy_records, pack
 from packfmt.record import Column, Record
@@ -495,7 +497,25 @@ def test_a_bad_entry_with_bytes_is_kept_when_asked(tmp_path: Path) -> None:
     entries = [Record(PICTURE, "1"), BadEntry("2", "cut", b"half", {}), BadEntry("3", "gone")]
     report = copy_records(Listed(entries), tmp_path / "out.bin", where="list", bad="keep")
     assert contents(report.path) == {"1": PICTURE, "2": b"half"}
-    assert report.problems == [BadImage("2", "cut"), BadImage("3", "gone")]
+    assert report.problems == [BadImage("2", "cut", kept=True), BadImage("3", "gone")]
+
+
+@pytest.mark.parametrize("bad", ["skip", "keep"])
+def test_where_no_image_can_be_stored_there_is_no_pack(tmp_path: Path, bad: Any) -> None:
+    with pytest.raises(ConvertError, match=r"list: none of 2 images .* the first is '1': gone"):
+        copy_records(Listed([BadEntry("1", "gone"), BadEntry("2", "cut")]), tmp_path / "out.bin", where="list", bad=bad)
+    assert in_folder(tmp_path) == []
+
+
+def test_the_report_says_which_bad_images_were_kept(plant: Plant, tmp_path: Path) -> None:
+    root = plant({"a/1.jpg": PICTURE, "a/2.jpg": b"half", "lost.jpg": PICTURE})
+    arguments = [str(root), str(tmp_path / "out.bin"), "--bad", "keep"]
+    lines = CliRunner().invoke(command, arguments).output.splitlines()
+    kept = next(place for place, line in enumerate(lines) if line.startswith("bad, kept"))
+    assert [line.split()[-2:] for line in lines[kept : kept + 4 : 2]] == [["1", "images"], ["1", "images"]]
+    assert "a/2.jpg: " in lines[kept + 1]
+    assert lines[kept + 2].startswith("bad, left out")
+    assert "lost.jpg: " in lines[kept + 3]
 
 
 def test_two_entries_of_one_key_are_refused(tmp_path: Path) -> None:

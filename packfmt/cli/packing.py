@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from packfmt.cli.show import Size, print_json, print_table, progress_bar, readable_size
 from packfmt.packing import pack as pack_folder
-from packfmt.reports import Bad, PackReport
+from packfmt.reports import Bad, BadImage, PackReport
 
 __all__ = ["copy_options", "pack", "print_report"]
 
@@ -60,10 +60,8 @@ def print_report(report: PackReport, as_json: bool) -> None:
     if as_json:
         print_json(report)
         return
-    verb = {"skip": "bad, left out", "keep": "bad, kept"}.get(report.bad, "bad")
-    bad = [f"{problem.key}: {problem.reason}" for problem in report.problems[:SHOWN]]
-    if len(report.problems) > SHOWN:
-        bad.append(f"and {len(report.problems) - SHOWN} more (--json lists all)")
+    kept = [problem for problem in report.problems if problem.kept]
+    left_out = [problem for problem in report.problems if not problem.kept]
     rate = readable_size(report.bytes / max(report.seconds, 1e-9))
     print_table(
         [
@@ -75,11 +73,21 @@ def print_report(report: PackReport, as_json: bool) -> None:
             ("classes", report.classes),
             ("formats", report.formats),
             ("passed over", report.skipped),
-            (verb, f"{len(report.problems)} images" if report.problems else None),
-            ("", bad),
+            ("bad, kept", _named(kept)),
+            ("bad, left out", _named(left_out)),
             ("EXIF-rotated", report.rotated or None),
             ("CMYK", report.cmyk or None),
             ("notes", report.notes),
             ("time", f"{report.seconds:.2f} s ({rate}/s)"),
         ]
     )
+
+
+def _named(problems: Sequence[BadImage]) -> list[str]:
+    """How many, and the first of them."""
+    if not problems:
+        return []
+    lines = [f"{len(problems)} images", *(f"{problem.key}: {problem.reason}" for problem in problems[:SHOWN])]
+    if len(problems) > SHOWN:
+        lines.append(f"and {len(problems) - SHOWN} more (--json lists all)")
+    return lines
