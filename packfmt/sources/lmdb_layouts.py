@@ -6,13 +6,13 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from packfmt.errors import DecodeError, SourceError
-from packfmt.images.sniff import sniff
+from packfmt.errors import SourceError
 from packfmt.sources.frames import Item
-from packfmt.sources.lmdb_table import Table
+from packfmt.sources.lmdb_sizes import differs, shape_of, stated_sizes
+from packfmt.sources.lmdb_table import Table, key_text
 
 __all__ = [
     "META_KEYS",
@@ -33,12 +33,6 @@ TEXT_COLUMN: ColumnSpec = ("label", "|u1", (None,), "text")
 META_KEYS = frozenset(
     [b"__keys__", b"__len__", b"num-samples", b"num_samples", b"length", b"keys", b"total_number"]
 )
-_MAX_META_INFO = 1_000_000  # lines of a meta_info.txt that are checked
-
-
-def key_text(key: bytes) -> str:
-    """A key as str; bytes that are no UTF-8 survive as surrogates."""
-    return key.decode("utf-8", "surrogateescape")
 
 
 class Layout(ABC):
@@ -181,11 +175,23 @@ class Progressive(Layout):
 
     name = "images by resolution"
     verbatim = True
-    KEY = re.compile(rb"(\d{1,6})-(\d{5,})")
+    KEY = re.compile(rb"([1-9]\d{0,5})-(\d{5,})")
+
+    @classmethod
+    def fits(cls, table: Table, sample: Sequence[tuple[bytes, memoryview]]) -> bool:
+        """Whether keys are resolutions and numbers, not clips and frames or dates.
+
+        The count tells. Where its writer was stopped before that, all keys have to look so, and an image has that size.
+        """
+        matches = [(cls.KEY.fullmatch(key), value) for key, value in sample]
+        sized = [(int(match[1]), shape) for match, value in matches if match and (shape := shape_of(value))]
+        if table.get(b"length") is not None:
+            return bool(sized)
+        return len(sized) == len(matches) and any(size in shape[:2] for size, shape in sized)
 
     def __init__(self, table: Table, resolution: int | None) -> None:
         super().__init__(table)
-        sizes = list(self._resolutions())
+        sizes = self._sizes = list(self._resolutions())
         self._resolution = max(sizes) if resolution is None else resolution
         if self._resolution not in sizes:
             raise SourceError(
@@ -214,6 +220,18 @@ class Progressive(Layout):
             self.found += 1
             yield self.item(key, value)
         self.note_count(b"length", plain_int(self.table.get(b"length")), f"images of resolution {self._resolution}")
+        self._note_rest()
+
+    def _note_rest(self) -> None:
+        others = 0
+        for size in set(self._sizes) - {self._resolution}:
+            for key, _ in self.table.scan(b"%d-" % size):
+                if not key.startswith(b"%d-" % size):
+                    break
+                others += 1
+        rest = self.table.entries - self.found - others - sum(self.table.get(key) is not None for key in META_KEYS)
+        if rest > 0:
+            self.notes.append(f"{rest} entries belong to no resolution and were not read")
 
 
 class ImagesByKey(Layout):
@@ -237,14 +255,14 @@ class ImagesByKey(Layout):
 
     def items(self) -> Iterator[Item]:
         """All values, in the numbers' or the keys' order."""
-        stated = _meta_info(self._meta, self.notes) if self.name == "BasicSR" else {}
+        stated = stated_sizes(self._meta, self.notes) if self.name == "BasicSR" else {}
         differing: list[str] = []
         for key, value in numbered(self.table) if self._numbered else self.table.scan():
             if key in META_KEYS:
                 continue
             item = self.item(key, value)
             self.found += 1
-            if stated and _differs(stated.pop(item.key, None), _shape(value)):
+            if stated and differs(stated.pop(item.key, None), shape_of(value)):
                 differing.append(item.key)
             yield item
         self._note_meta(differing, stated)
@@ -254,32 +272,3 @@ class ImagesByKey(Layout):
             self.notes.append(f"{len(differing)} images differ from meta_info.txt in size, first {differing[0]!r}")
         if left:
             self.notes.append(f"{len(left)} images of meta_info.txt are not there, first {next(iter(left))!r}")
-
-
-def _differs(stated: tuple[int, int, int] | None, seen: tuple[int, int, int] | None) -> bool:
-    return stated is not None and seen is not None and stated != seen
-
-
-def _shape(value: memoryview) -> tuple[int, int, int] | None:
-    """(height, width, channels) as an image's header says, or None where it is damaged."""
-    try:
-        info = sniff(value)
-    except DecodeError:
-        return None
-    return info.height, info.width, info.channels
-
-
-def _meta_info(path: str, notes: list[str]) -> dict[str, tuple[int, int, int]]:
-    """The sizes that a meta_info.txt states, by key: lines as ``name.png (720,1280,3) 1``."""
-    sizes: dict[str, tuple[int, int, int]] = {}
-    with open(path, "rb") as file:
-        for line in iter(lambda: file.readline(4096), b""):
-            match = re.fullmatch(rb"(.+)\s\((\d{1,9}),\s?(\d{1,9})(?:,\s?(\d))?\)\s\S+\s*", line)
-            if match is None:
-                continue
-            if len(sizes) >= _MAX_META_INFO:
-                notes.append(f"only the first {_MAX_META_INFO} lines of meta_info.txt were compared")
-                break
-            name = key_text(os.path.splitext(match[1])[0])
-            sizes[name] = (int(match[2]), int(match[3]), int(match[4] or 1))
-    return sizes

@@ -107,7 +107,7 @@ def choose(table: Table, options: dict[str, Any]) -> Layout:
     sample = _sample(table)
     if not sample:
         raise SourceError("the database holds counts only, no images; was its writer stopped early?")
-    if any(Progressive.KEY.fullmatch(key) and image_kind(value) for key, value in sample):
+    if Progressive.fits(table, sample):
         return Progressive(table, options["resolution"])
     kinds = Counter(_kind(value) for _, value in sample)
     if kinds["image"]:

@@ -11,12 +11,17 @@ from typing import Any
 from packfmt.errors import SourceError
 from packfmt.sources.address import address_of
 
-__all__ = ["Entry", "Table", "failures", "open_tables"]
+__all__ = ["Entry", "Table", "failures", "key_text", "open_tables"]
 
 _MAX_DATABASES = 1024
 _DATABASE_RECORD = 48  # bytes of the record under which LMDB keeps a named database
 
 Entry = tuple[bytes, memoryview]
+
+
+def key_text(key: bytes) -> str:
+    """A key as str; bytes that are no UTF-8 survive as surrogates."""
+    return key.decode("utf-8", "surrogateescape")
 
 
 class Table:
@@ -168,6 +173,6 @@ def _open_database(environment: Any, name: str, failure: type[Exception]) -> Any
 
 
 def _check_flags(flags: dict[str, bool], name: str) -> None:
-    odd = [flag for flag in ("reverse_key", "dupsort", "integer_key", "integer_dup", "reverse_dup") if flags.get(flag)]
+    odd = [flag for flag, is_set in flags.items() if is_set]  # py-lmdb spells integerkey and integer_key, as it is old
     if odd:
         raise SourceError(f"database {name!r} has the flags {', '.join(odd)}, which no image layout uses")

@@ -10,6 +10,7 @@ import os
 import pickle
 import random
 import struct
+import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -230,6 +231,43 @@ def test_diffae_has_seven_digits(tmp_path: Path) -> None:
     with LMDBSource(write_lmdb(tmp_path / "db", [*entries, (b"length", b"2")])) as source:
         assert len(rows(source)) == 2
         assert source.notes == []
+
+
+def test_what_belongs_to_no_resolution_is_counted(tmp_path: Path) -> None:
+    keys = [b"64-00000", b"256-00000", b"256-00001", b"cover.png"]
+    entries = [*((key, encoded(n)) for n, key in enumerate(keys)), (b"length", b"2")]
+    with LMDBSource(write_lmdb(tmp_path / "db", entries)) as source:
+        assert [row[0] for row in rows(source)] == ["256-00000", "256-00001"]
+        assert source.notes[-1] == "1 entries belong to no resolution and were not read"
+
+
+def test_stylegan2_whose_writer_was_stopped(tmp_path: Path) -> None:
+    entries = [(f"16-{n:05d}".encode(), encoded(n, height=16, width=16)) for n in range(2)]
+    with LMDBSource(write_lmdb(tmp_path / "db", entries)) as source:
+        assert source.describe()["layout"] == "images by resolution"
+        assert len(rows(source)) == 2
+        assert source.notes[0].startswith("length is missing")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [["2021-00001", "cat0", "cat1"], [f"{v:05d}-{f:05d}" for v in range(3) for f in range(3)], ["7-00000", "7-00001"]],
+    ids=["a date among names", "clip and frame", "of another size"],
+)
+def test_numbers_with_a_hyphen_are_no_resolutions(tmp_path: Path, keys: list[str]) -> None:
+    with LMDBSource(write_lmdb(tmp_path / "db", [(key.encode(), encoded(n)) for n, key in enumerate(keys)])) as source:
+        assert [row[0] for row in rows(source)] == keys
+        assert source.notes == []
+
+
+def test_integers_as_keys_are_refused(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path / "db"), max_dbs=1) as environment:
+        database = environment.open_db(b"images", integerkey=True)
+        with environment.begin(write=True, db=database) as transaction:
+            for number in range(300):
+                transaction.put(number.to_bytes(8, sys.byteorder), encoded(1))
+    with pytest.raises(SourceError, match=r"flags integer_?key"):
+        LMDBSource(tmp_path / "db")
 
 
 def test_an_absent_resolution_is_an_error_that_lists_those_there(tmp_path: Path) -> None:
