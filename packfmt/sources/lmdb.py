@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from packfmt.errors import SourceError
+from packfmt.sources.inputs import is_hidden, is_image_name
 from packfmt.sources.isolated_source import IsolatedSource
 from packfmt.sources.values import what_is
 
@@ -25,6 +26,9 @@ def recognise(path: str | os.PathLike[str]) -> str | None:
     """"lmdb" where ``path`` is an LMDB data file, or a folder with one at any depth; else None.
 
     Tells by content; a pointer or an error page under an LMDB name counts as one, so that opening it can say so.
+
+    Raises:
+        SourceError: image files lie beside the environments, so that either could be meant.
     """
     try:
         found = _data_files(os.fspath(path), limit=1)
@@ -35,7 +39,15 @@ def recognise(path: str | os.PathLike[str]) -> str | None:
     head = _head(found[0])
     named = os.path.basename(found[0]) == _DATA_FILE or found[0].endswith(_SUFFIXES)
     stranger = named and what_is(head).startswith(("a Git LFS", "an HTML", "gzip"))
-    return "lmdb" if _MAGIC in (head[16:20], head[12:16]) or stranger else None
+    if _MAGIC not in (head[16:20], head[12:16]) and not stranger:
+        return None
+    several = os.path.isdir(path) and not os.path.isfile(os.path.join(path, _DATA_FILE))
+    if several and (image := _image_beside(os.fspath(path))) is not None:
+        raise SourceError(
+            f"{os.fspath(path)}: holds both LMDB ({found[0]}) and image files ({image}); --from lmdb reads the one, "
+            "--from folder the others"
+        )
+    return "lmdb"
 
 
 class LMDBSource(IsolatedSource):
@@ -77,7 +89,9 @@ class LMDBSource(IsolatedSource):
         if which not in ("hr", "lr"):
             raise ValueError(f"which {which!r} is not 'hr' or 'lr'")
         root = os.fspath(path)
-        files = _data_files(root, limit=_MAX_ENVIRONMENTS + 1)
+        self._said: list[str] = []
+        passed: list[str] = []
+        files = _data_files(root, limit=_MAX_ENVIRONMENTS + 1, passed=passed)
         if not files:
             raise FileNotFoundError(2, f"no LMDB environment (a folder with {_DATA_FILE}, or a data file)", root)
         if len(files) > _MAX_ENVIRONMENTS:
@@ -97,24 +111,68 @@ class LMDBSource(IsolatedSource):
             files=[file for file, _ in environments],
             check=carve,
         )
+        if passed:
+            said = "linked folders, or environments below another, were passed over; convert them one by one"
+            self._said.append(f"{len(passed)} {said}, first {passed[0]}")
+            self.notes += self._said
+
+    def _finish(self, end: dict[str, Any]) -> None:
+        super()._finish(end)
+        self.notes += self._said
 
 
-def _data_files(path: str, limit: int) -> list[str]:
-    """The data files that a path stands for, at most ``limit``, sorted by their folders."""
+def _data_files(path: str, limit: int, passed: list[str] | None = None) -> list[str]:
+    """The data files that a path stands for, at most ``limit``, sorted by their folders.
+
+    Args:
+        path: a data file, or a folder.
+        limit: how many.
+        passed: takes the folders and environments that are there and are passed over.
+
+    Raises:
+        OSError: a folder cannot be listed.
+    """
     if not os.path.isdir(path):
         return [path] if os.path.isfile(path) else []
-    direct = os.path.join(path, _DATA_FILE)
-    if os.path.isfile(direct):
-        return [direct]
     found: list[str] = []
-    for folder, folders, names in os.walk(path):
+    for folder, folders, names in os.walk(path, onerror=_refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        lone = sorted(name for name in names if name.endswith(_SUFFIXES) and not name.startswith((".", "lock.mdb")))
-        chosen = [_DATA_FILE] if _DATA_FILE in names else lone
-        found += [file for name in chosen if os.path.isfile(file := os.path.join(folder, name))]
+        if passed is not None:
+            passed += [inner for name in folders if os.path.islink(inner := os.path.join(folder, name))]
+        here = _environments(folder, names)
+        if folder == path and here and _DATA_FILE in names:
+            if passed is not None:
+                passed += _data_files_below(path, folders)
+            return here
+        found += here
         if len(found) >= limit:
             break
     return found[:limit]
+
+
+def _environments(folder: str, names: list[str]) -> list[str]:
+    lone = sorted(name for name in names if name.endswith(_SUFFIXES) and not name.startswith((".", "lock.mdb")))
+    chosen = [_DATA_FILE] if _DATA_FILE in names else lone
+    return [file for name in chosen if os.path.isfile(file := os.path.join(folder, name))]
+
+
+def _data_files_below(path: str, folders: list[str]) -> list[str]:
+    return [file for name in folders for file in _data_files(os.path.join(path, name), _MAX_ENVIRONMENTS)]
+
+
+def _refuse(error: OSError) -> None:
+    raise error
+
+
+def _image_beside(root: str) -> str | None:
+    """The first image file below a folder that is in no environment's own folder."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if _DATA_FILE not in names:
+            for name in sorted(names):
+                if is_image_name(name) and not is_hidden(name):
+                    return os.path.join(folder, name)
+    return None
 
 
 def _prefix(root: str, file: str, count: int) -> str:

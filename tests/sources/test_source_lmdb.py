@@ -141,6 +141,48 @@ def test_many_environments_below_a_folder_are_one_set(tmp_path: Path) -> None:
         ]
 
 
+def test_linked_environments_and_those_below_another_are_told(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    for place in (root / "a", tmp_path / "elsewhere", root / "a" / "val"):
+        place.parent.mkdir(exist_ok=True)
+        write_lmdb(place, text_recognition(2))
+    (root / "b").symlink_to(tmp_path / "elsewhere")
+    with LMDBSource(root / "a") as source:
+        assert len(rows(source)) == 2
+        assert source.notes[-1].startswith("1 linked folders, or environments below another,")
+        assert source.notes[-1].endswith("data.mdb")
+    with LMDBSource(root) as source:
+        assert source.notes[-1].endswith(f"first {root / 'b'}")
+        assert [row[0] for row in rows(source)] == [f"a/{n}image-00000000{i}" for n in ("", "val/") for i in (1, 2)]
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_lmdb(tmp_path / "a", text_recognition(2))
+    (tmp_path / "b").mkdir()
+    real = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if os.fspath(path) == str(tmp_path / "b"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError):
+        LMDBSource(tmp_path)
+
+
+def test_images_beside_a_database_are_a_question(tmp_path: Path) -> None:
+    for name in ("cat", "cache"):
+        (tmp_path / name).mkdir()
+    write_lmdb(tmp_path / "cache" / "feat", text_recognition(2))
+    (tmp_path / "cat" / "1.jpg").write_bytes(encoded(1))
+    with pytest.raises(SourceError, match=r"holds both LMDB .* and image files .*1\.jpg\); --from lmdb"):
+        recognise(tmp_path)
+    with LMDBSource(tmp_path) as source:
+        assert len(rows(source)) == 2
+    assert recognise(tmp_path / "cache") == "lmdb"
+
+
 def test_environments_of_different_layouts_are_refused(tmp_path: Path) -> None:
     write_lmdb(tmp_path / "a", text_recognition(2, 2))
     write_lmdb(tmp_path / "b", folder2lmdb(2, pickle.dumps))
