@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.random import Philox
 
 from packfmt import storage
 from packfmt.errors import ConvertError, DecodeError
@@ -210,7 +211,7 @@ def _ordered(source: Source, seed: int | None) -> Iterator[Any]:
         raise ValueError(f"shuffle={seed} must be a seed of 0 or more")
     entries = list(source.entries())
     # Sorted by raw Philox numbers, whose stream numpy guarantees; that of its own permutation may change.
-    for position in np.argsort(np.random.Philox(key=seed).random_raw(len(entries)), kind="stable").tolist():
+    for position in np.argsort(Philox(key=seed).random_raw(len(entries)), kind="stable").tolist():
         yield entries[position]
 
 

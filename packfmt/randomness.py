@@ -30,6 +30,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from numpy.random import PCG64, Generator  # now, not at the first draw: a fork in that moment would hang
 
 __all__ = [
     "Keys",
@@ -137,17 +138,17 @@ def integers(
     return (uniform(keys, stream) * span).astype(np.int64) + start
 
 
-def generator(key: int | np.uint64) -> np.random.Generator:
+def generator(key: int | np.uint64) -> Generator:
     """A numpy generator (PCG64) that depends on ``key`` only; ``spawn`` on it is as repeatable as its draws.
 
     Args:
         key: 0 <= key < 2**64, as one element of ``sample_keys``.
     """
     # Not Philox(key=...): numpy gives that one a spawn sequence from the operating system's entropy.
-    return np.random.Generator(np.random.PCG64(_word("key", key)))
+    return Generator(PCG64(_word("key", key)))
 
 
-def batch_rng(seed: int, epoch: int, batch: int) -> np.random.Generator:
+def batch_rng(seed: int, epoch: int, batch: int) -> Generator:
     """The generator of one batch, for batch transforms such as MixUp; it shares nothing with any sample's.
 
     Args:
@@ -166,13 +167,13 @@ class _Current(threading.local):
     """The sample that this thread works on: its key, and its generator once somebody asked for it."""
 
     key: int | np.uint64 | None = None
-    rng: np.random.Generator | None = None
+    rng: Generator | None = None
 
 
 _current = _Current()
 
 
-def sample_rng() -> np.random.Generator:
+def sample_rng() -> Generator:
     """The generator of the sample that is being transformed, for use inside a ``transform``.
 
     It is keyed by (seed, epoch, sample index), so that a transform gives the same result for any number of threads and
@@ -218,7 +219,7 @@ class sampling:
 
     def __init__(self, key: int | np.uint64) -> None:
         self._key = key
-        self._before: tuple[int | np.uint64 | None, np.random.Generator | None] = (None, None)
+        self._before: tuple[int | np.uint64 | None, Generator | None] = (None, None)
 
     def __enter__(self) -> None:
         self._before = (_current.key, _current.rng)

@@ -24,6 +24,12 @@ def test_tensor_over_the_same_memory() -> None:
     assert pixels[1, 0, 2] == 9
 
 
+def test_whole_numbers_that_torch_has_no_room_for_are_refused() -> None:
+    assert collate_column(np.array([1, 2**63 - 1], np.uint64)).tolist() == [1, 2**63 - 1]
+    with pytest.raises(ValueError, match="18446744073709551615 does not fit"):
+        collate_column(np.array([1, 2**64 - 1], np.uint64))
+
+
 def test_stack() -> None:
     assert collate_images([image(2, 3), image(2, 3)], "stack").shape == (2, 3, 2, 3)
     arrays = collate_images([np.zeros((2, 3, 3)), np.ones((2, 3, 3))], "stack")

@@ -287,6 +287,18 @@ def test_targets_are_the_users_own(pack: str) -> None:
     assert ds[2][1]["names"].tolist() == [0, 1]
 
 
+def test_a_column_of_fixed_shape_is_no_list_for_each_box(tmp_path: Path) -> None:
+    boxes = np.array([[0, 0, 6, 6], [34, 34, 40, 40]], np.float32)
+    columns = [Column("boxes", "<f4", (None, 4)), Column("labels", "<i8", (None,)), Column("size", "<i8", (2,))]
+    values = {"boxes": boxes, "labels": np.array([1, 2]), "size": np.array([40, 40])}
+    path = packed(tmp_path, *[jpeg(40, 40)] * 6, columns=columns, **values)
+    ds = ImageDataset(path, fields=("boxes", "labels", "size"), crop=packfmt.RandomCrop(16))
+    single, batch = [ds[index][1] for index in range(6)], ds[list(range(6))][1]
+    assert {len(target["boxes"]) for target in single} <= {0, 1}
+    assert [target["size"].tolist() for target in single] == batch["size"].tolist() == [[40, 40]] * 6
+    assert [target["labels"].tolist() for target in single] == [labels.tolist() for labels in batch["labels"]]
+
+
 def test_boxes_follow_crop_and_flip_and_vanish_with_their_names(pack: str) -> None:
     # Record 29 is 24 x 25 (height x width): its boxes are the left half, and the top right pixel.
     fields = ["boxes", "names"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Iterator
@@ -241,6 +242,34 @@ def test_a_sampler_may_be_told_the_epoch_instead(ds: ImageDataset) -> None:
     assert loader.state_dict() == other.state_dict()
     assert labels_of(loader) == labels_of(other)
     assert labels_of(loader) == labels_of(other)
+
+
+def test_a_sampler_may_be_told_the_same_again(ds: ImageDataset) -> None:
+    loader = Loader(ds, 8)
+    passes = []
+    for _ in range(2):
+        loader.sampler.set_epoch(0)
+        passes.append(labels_of(loader))
+    assert passes[0] == passes[1] == labels_of(Loader(ds, 8))
+    state = loader.sampler.state_dict(epoch=1, position=2)
+    for _ in range(2):
+        loader.sampler.load_state_dict(state)
+        assert len(list(loader)) == len(loader) - 2
+
+
+def test_a_copy_of_a_loader_has_processes_of_its_own(ds: ImageDataset) -> None:
+    with Loader(ds, 8, workers=1, start_method="fork") as loader:
+        batches = iter(loader)
+        first = next(batches)[1].tolist()
+        with copy.deepcopy(loader) as other:
+            assert labels_of(other)[0] != first  # the next epoch
+        assert len(list(batches)) == len(loader) - 1
+
+
+@pytest.mark.parametrize("sampler", [[[0, 1], [2, 3]], torch.utils.data.SequentialSampler(range(4))], ids=repr)
+def test_samplers_of_another_kind_are_refused(ds: ImageDataset, sampler: Any) -> None:
+    with pytest.raises(TypeError, match=type(sampler).__name__):
+        Loader(ds, sampler=sampler)
 
 
 @WORKERS

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -49,6 +51,12 @@ def no_sample():
     set_sample(None)
     yield
     set_sample(None)
+
+
+def test_numpys_generators_are_there_before_the_first_draw() -> None:
+    # Importing them in one thread, while another forks, leaves the child with a lock that never opens.
+    program = "import sys, packfmt; packfmt.Loader; sys.exit('numpy.random' not in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 class TestGolden:

@@ -89,6 +89,9 @@ class TestGroup:
 
 
 class TestBucket:
+    def test_a_bad_image_that_was_kept_has_no_size_and_any_bucket(self):
+        assert len(list(BucketBatchSampler(Sized([40, 0, 30], [30, 0, 40]), 1))) == 3
+
     def test_batches_have_one_aspect_ratio(self):
         widths, heights = [400, 300, 640, 480] * 6, [300, 400, 480, 480] * 6
         for batch in BucketBatchSampler(Sized(widths, heights), 3):

@@ -433,6 +433,22 @@ class TestErrors:
         with pytest.raises(ValueError, match="RandomCrop needs images"):
             list(packfmt.ImageStream(items, crop=packfmt.RandomCrop(10)))
 
+    @pytest.mark.parametrize("form", [list, np.array, torch.tensor], ids=["list", "array", "tensor"])
+    def test_what_belongs_to_a_vanished_box_goes_with_it(self, form):
+        boxes = np.array([[0, 0, 2, 2], [30, 30, 38, 38]], np.float32)
+        columns = {"boxes": boxes, "labels": form([1, 2]), "names": ["left", "right"]}
+        records = [packfmt.Record(jpeg(40, 40), str(n), columns) for n in range(4)]
+        stream = packfmt.ImageStream(records, fields=("boxes", "labels", "names"), crop=packfmt.RandomCrop(16))
+        found = [target for _, target in stream]
+        assert {len(target["boxes"]) for target in found} <= {0, 1}
+        for target in found:
+            assert len(target["labels"]) == len(target["names"]) == len(target["boxes"])
+
+    def test_lists_of_numbers_are_batched_as_a_packs_arrays_are(self):
+        records = [packfmt.Record(SMALL, str(n), {"labels": [n, n + 1]}) for n in range(3)]
+        ((_, targets),) = packfmt.ImageStream(records, fields=("labels",)).batches(3)
+        assert [labels.tolist() for labels in targets["labels"]] == [[0, 1], [1, 2], [2, 3]]
+
     def test_a_batch_without_any_good_record_is_left_out(self):
         batches = packfmt.ImageStream([b"", b"", SMALL], on_error="skip").batches(2)
         assert [len(images) for images, _ in batches] == [1]

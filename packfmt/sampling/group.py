@@ -229,7 +229,10 @@ def _sizes(
     else:
         found = (column_of(source, "width"), column_of(source, "height"))
         count = length_of(source)
-        if found[0] is None or found[1] is None:
+        if found[0] is not None and found[1] is not None:  # a bad image that was kept has no size: any bucket will do
+            unknown = (np.asarray(found[0]) == 0) | (np.asarray(found[1]) == 0)
+            found = (np.where(unknown, 1, found[0]), np.where(unknown, 1, found[1]))
+        else:
             raise ValueError(
                 f"{type(source).__name__} has no columns 'width' and 'height'; pass a pair (widths, heights) of arrays"
             )

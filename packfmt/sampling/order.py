@@ -75,6 +75,7 @@ class BatchSampler(ABC):
         batch_size, rank, world_size, seed, partial: as given or found.
         global_batch_size: samples per batch over all ranks.
         repeated: samples given out twice per epoch, over all ranks.
+        moves: times that it was told where to go on.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class BatchSampler(ABC):
         self._position = 0
         self._claimed = False
         self._run: object = None
+        self.moves = 0
 
     def _count_batches(self, sizes: npt.ArrayLike) -> None:
         """Fix the number of batches, given the number of samples of each group that is cut into batches on its own."""
@@ -121,8 +123,7 @@ class BatchSampler(ABC):
             epoch: 0 <= epoch < 2**63.
             position: 0 <= position < len(self).
 
-        Returns:
-            (n,) int64 indices, n <= global_batch_size; (n, length) where samples are sequences.
+        Returns: (n,) int64 indices, n <= global_batch_size; (n, length) where samples are sequences.
         """
 
     @abstractmethod
@@ -173,10 +174,10 @@ class BatchSampler(ABC):
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next iteration goes through, from its start.
 
-        Naming the epoch at which a loaded state stopped keeps the position, so that a loop may call it in every
-        round.
+        Naming the epoch at which a loaded state stopped keeps the position: a loop may call it in every round.
         """
         epoch = whole_number("epoch", epoch, 0)
+        self.moves += 1
         if self._claimed or epoch != self._epoch:
             self._move(epoch, 0)
 
@@ -213,8 +214,7 @@ class BatchSampler(ABC):
         """Go on where a state was taken: the next iteration is the rest of its epoch, the one after that a whole epoch.
 
         Raises:
-            ValueError: the state is none, or was taken from a sampler that makes other batches; this sampler is
-                unchanged.
+            ValueError: the state is none, or of a sampler that makes other batches; this sampler is unchanged.
         """
         expected: dict[str, int | str] = {"version": STATE_VERSION, **self._full_identity()}
         for name, mine in expected.items():
@@ -227,6 +227,7 @@ class BatchSampler(ABC):
                 )
         epoch = whole_number("the state's epoch", state.get("epoch"), 0)
         position = whole_number("the state's position", state.get("position"), 0, self._length)
+        self.moves += 1
         self._move(*self._next(epoch, position))
 
     def quality(self, labels: npt.ArrayLike | None = None, *, epoch: int = 0) -> OrderQuality:

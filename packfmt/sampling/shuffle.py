@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from numpy.random import Philox  # now, not at the first draw: a fork in that moment would hang
 
 from packfmt.sampling.ranks import Indices
 
@@ -23,7 +24,7 @@ def _bits(count: int, seed: int, epoch: int, purpose: int, number: int) -> npt.N
     # Philox counts its blocks up in the low words of the counter, so streams that differ in the high words never meet.
     key = np.array([seed, purpose], dtype=np.uint64)
     counter = np.array([0, 0, number, epoch], dtype=np.uint64)
-    return np.random.Philox(key=key, counter=counter).random_raw(count)
+    return Philox(key=key, counter=counter).random_raw(count)
 
 
 def permutation(count: int, seed: int, epoch: int, purpose: int, number: int = 0) -> Indices:

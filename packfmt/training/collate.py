@@ -65,9 +65,17 @@ def collate_column(values: npt.NDArray[Any] | Sequence[Any]) -> Any:
     """One column of a batch: numbers and arrays of one shape as a tensor; ragged arrays, str and bytes as a list.
 
     Whole numbers become int64, as torch's default_collate makes of samples that are taken one by one.
+
+    Raises:
+        ValueError: an unsigned number is too large for that.
     """
     if isinstance(values, np.ndarray):
         whole = values.ndim == 1 and values.dtype.kind in "iu"
+        if whole and values.dtype.itemsize == 8 and values.dtype.kind == "u" and (values >> np.uint64(63)).any():
+            raise ValueError(
+                f"{values.max()} does not fit into torch's int64: keep such numbers as text or bytes, or leave their "
+                "column out of fields"
+            )
         return torch.from_numpy(values.astype(np.int64, copy=False) if whole else values)
     if all(isinstance(value, np.ndarray) for value in values):
         return [_owned(value) for value in values]  # also where they happen to be of one length

@@ -64,7 +64,7 @@ def _parts(item: Any, position: int, names: Sequence[str] | None) -> tuple[bytes
         if missing:
             known = ", ".join(item.columns) or "none"
             raise ValueError(f"record {position} of the stream, key {item.key!r}: no columns {missing}; it has {known}")
-        return as_bytes_like(item.data), item.key, tuple(item.columns[name] for name in names)
+        return as_bytes_like(item.data), item.key, tuple(_as_in_a_pack(item.columns[name]) for name in names)
     bare = isinstance(item, BYTES)
     if not bare and not (isinstance(item, (tuple, list)) and len(item) == 2 and isinstance(item[0], BYTES)):
         raise TypeError(
@@ -75,6 +75,13 @@ def _parts(item: Any, position: int, names: Sequence[str] | None) -> tuple[bytes
         raise ValueError(f"record {position} of the stream has no columns for fields={list(names)}; give Records")
     data, target = (item, NO_LABEL) if bare else item
     return as_bytes_like(data), str(position), (target,)
+
+
+def _as_in_a_pack(value: Any) -> Any:
+    """A list of numbers as the array that a pack would give: batches are to be the same."""
+    if isinstance(value, list) and all(isinstance(entry, (int, float, np.number)) for entry in value):
+        return np.array(value, None if value else np.int64)
+    return value
 
 
 class HeldRecords(Reader):

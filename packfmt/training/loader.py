@@ -59,7 +59,7 @@ class Loader:
         device: copy batches there, one ahead of the loop.
 
     Raises:
-        TypeError: the dataset is of a subclass with a ``__getitem__`` of its own, which would not be called.
+        TypeError: the dataset has a ``__getitem__`` of its own, which would not be called; a sampler of another kind.
         ValueError: an option is not one of those allowed, or two of them exclude each other.
     """
 
@@ -86,6 +86,8 @@ class Loader:
     ) -> None:
         if (batch_size is None) == (sampler is None):
             raise ValueError("give the loader a batch_size or a sampler, and not both")
+        if sampler is not None and not isinstance(sampler, BatchSampler):
+            raise TypeError(f"sampler is a {type(sampler).__name__}, no packfmt batch sampler: use torch's DataLoader")
         if collate not in ("stack", "list", "pad"):
             raise ValueError(f"collate={collate!r}, allowed are 'stack', 'list' and 'pad'")
         if workers < 0 or prefetch < 1:
@@ -118,7 +120,8 @@ class Loader:
         self._pin = cuda and (pin_memory or (self._device is not None and self._device.type == "cuda"))
         self._engine: Engine | None = None
         self._stats = StatsRecorder()
-        self._epoch, self._position = self._place = sampler.place
+        self._epoch, self._position = sampler.place
+        self._heard = sampler.moves
         self._begun = False
         self._run: object = None
 
@@ -143,8 +146,7 @@ class Loader:
             ValueError: the state is of another order.
         """
         self.sampler.load_state_dict(state)
-        self._place = self.sampler.place
-        self._move(*self._place)
+        self._hear()
 
     def stats(self) -> LoaderStats:
         """Where the time went, since the loader was made or ``reset_stats`` was called."""
@@ -165,6 +167,10 @@ class Loader:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy starts processes of its own."""
+        return self.__dict__ | {"_engine": None, "_run": None}
 
     def __iter__(self) -> Iterator[Batch]:
         self._hear()
@@ -211,9 +217,9 @@ class Loader:
 
     def _hear(self) -> None:
         """Follow a sampler that was itself told where to go, as some training frameworks do."""
-        if self.sampler.place != self._place:
-            self._place = self.sampler.place
-            self._move(*self._place)
+        if self.sampler.moves != self._heard:
+            self._heard = self.sampler.moves
+            self._move(*self.sampler.place)
 
     def _made(self, epoch: int, start: int) -> Generator[tuple[int, Made], None, None]:
         """The epoch's batches, each asked for ``prefetch`` ahead."""

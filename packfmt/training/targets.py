@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from packfmt.images.boxes import crop_boxes
 from packfmt.storage import Reader
@@ -57,7 +58,7 @@ class Targets:
 
     def of_sample(self, plan: BatchPlan, position: int) -> Any:
         """The target of one place in a batch: a number, array, str or bytes, or a dict of them."""
-        values = {name: list(self._values(name, plan, [position])) for name in self._names}
+        values = {name: self._values(name, plan, [position]) for name in self._names}
         if BOXES in values:
             self._move_boxes(values, plan, [position])
         row = {name: _plain(value[0]) for name, value in values.items()}
@@ -86,13 +87,11 @@ class Targets:
             crop = whole if choices.boxes is None else choices.boxes[position]
             size = whole[3:1:-1] if choices.boxes is None or plan.out is None else plan.out.shape[1:3]
             flip = choices.flips is not None and bool(choices.flips[position])
-            count = len(values[BOXES][place])
             moved, keep = crop_boxes(values[BOXES][place], crop, size, flip)
             values[BOXES][place] = moved[keep]
             for name in ragged:
-                value = values[name][place]
-                if name != BOXES and isinstance(value, np.ndarray) and len(value) == count:
-                    values[name][place] = value[keep]
+                if name != BOXES:
+                    values[name][place] = _left(values[name][place], keep)
 
 
 def _plain(value: Any) -> Any:
@@ -103,3 +102,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value if value.dtype.kind == "f" and value.itemsize < 8 else value.item()
     return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _left(value: Any, keep: npt.NDArray[np.bool_]) -> Any:
+    """The entries of the boxes that are left, where a value has one for each box; else the value."""
+    if isinstance(value, list) and len(value) == len(keep):
+        return [entry for entry, stays in zip(value, keep.tolist(), strict=True) if stays]
+    if getattr(value, "ndim", 0) and len(value) == len(keep):  # an array, or a stream's tensor
+        return value[keep]
+    return value
