@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 from packfmt.sources.coco import CocoSource
+from packfmt.sources.inputs import is_image_name
 from packfmt.sources.voc import ANNOTATIONS, IMAGES, VocSource
-from packfmt.sources.yolo import YoloSource, parse_yolo
+from packfmt.sources.yolo import NAME_FILES, YoloSource, parse_yolo
 
 __all__ = ["CocoSource", "VocSource", "YoloSource", "recognise"]
 
 _HEAD = 1 << 20
-_LOOKED_AT = 8  # label files
+_LABEL_HEAD = 4096
+_LOOKED_AT = 500  # label files and folders of them; a set may begin with many images of nothing
+_SETS = 8  # such as train, valid and test
 
 
 def recognise(path: str | os.PathLike[str]) -> str | None:
@@ -41,32 +45,51 @@ def _is_voc(root: str) -> bool:
 
 
 def _is_yolo(root: str) -> bool:
-    """A folder ``labels`` beside or within ``images``, with text files of boxes in it."""
-    places = [os.path.join(root, "labels")]
+    """A folder ``labels`` beside ``images``, in the root or one folder below it, with a text file of boxes in it.
+
+    Where the root names classes as YOLO sets do, any text file of an image's name will do: all may be empty or damaged.
+    """
+    named = any(os.path.isfile(os.path.join(root, name)) for name in NAME_FILES)
     with os.scandir(root) as found:
-        places += [os.path.join(entry.path, "labels") for entry in found if entry.is_dir(follow_symlinks=False)]
-    return any(_has_boxes(place) for place in places[:_LOOKED_AT])
+        above = [root, *sorted(entry.path for entry in found if entry.is_dir(follow_symlinks=False))]
+    sets = [path for path in above if all(os.path.isdir(os.path.join(path, name)) for name in ("images", "labels"))]
+    return any(named or _holds_boxes(path) for folder in sets[:_SETS] for path in _label_files(folder))
 
 
-def _has_boxes(place: str) -> bool:
-    if not os.path.isdir(place) or not os.path.isdir(os.path.join(os.path.dirname(place), "images")):
-        return False
+def _label_files(folder: str) -> Iterator[str]:
+    """Text files below ``labels`` that have the name of an image in the same place below ``images``.
+
+    A README or a list of files beside the labels says nothing of the set, so they are passed over.
+    """
+    labels, images = os.path.join(folder, "labels"), os.path.join(folder, "images")
     looked_at = 0
-    for folder, _, names in os.walk(place):
-        for name in sorted(names)[:_LOOKED_AT]:
-            looked_at += 1
-            full = os.path.join(folder, name)
-            if looked_at > _LOOKED_AT or not name.endswith(".txt") or name == "classes.txt" or os.path.islink(full):
-                continue
-            if not os.path.isfile(full):
-                continue
-            with open(full, "rb") as file:
-                head = file.read(4096)
-            try:
-                if parse_yolo(head[: head.rfind(b"\n") + 1] if len(head) == 4096 else head):
-                    return True
-            except ValueError:
-                return False
+    for place, folders, names in os.walk(labels):
+        folders.sort()
+        stems = _image_stems(os.path.join(images, os.path.relpath(place, labels)))
+        looked_at += 1
+        for name in sorted(names) if stems else ():
+            path = os.path.join(place, name)
+            if name.endswith(".txt") and name[:-4] in stems and os.path.isfile(path) and not os.path.islink(path):
+                looked_at += 1
+                yield path
+            if looked_at > _LOOKED_AT:
+                break
         if looked_at > _LOOKED_AT:
-            return False
-    return False
+            break
+
+
+def _image_stems(folder: str) -> set[str]:
+    try:
+        return {os.path.splitext(name)[0] for name in os.listdir(folder) if is_image_name(name)}
+    except OSError:
+        return set()
+
+
+def _holds_boxes(path: str) -> bool:
+    """Whether a box is read from it; one damaged or empty file (an image of nothing) does not speak for the set."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_LABEL_HEAD)
+        return bool(parse_yolo(head[: head.rfind(b"\n") + 1] if len(head) == _LABEL_HEAD else head))
+    except (OSError, ValueError):
+        return False

@@ -14,10 +14,10 @@ from packfmt.sources.boxes import Boxed, BoxSource, as_boxes
 from packfmt.sources.inputs import is_hidden, is_image_name
 from packfmt.sources.paths import read_inside
 
-__all__ = ["YoloSource", "parse_yolo", "yaml_names"]
+__all__ = ["NAME_FILES", "YoloSource", "parse_yolo", "yaml_names"]
 
 _MAX_TEXT = 4 << 20
-_NAME_FILES = ("classes.txt", "obj.names", "labels/classes.txt", "data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
+NAME_FILES = ("classes.txt", "obj.names", "labels/classes.txt", "data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
 _MAX_CLASS = 1_000_000
 
 
@@ -84,7 +84,7 @@ class YoloSource(BoxSource):
             self.counted.add("label files belong to no image and are lost", len(orphans))
 
     def _read_classes(self) -> tuple[str, ...]:
-        for name in _NAME_FILES:
+        for name in NAME_FILES:
             try:
                 text = read_inside(self.root, name, _MAX_TEXT).decode("utf-8-sig")
             except FileNotFoundError:

@@ -365,6 +365,44 @@ def test_yolo_reads_no_names_through_a_link(tmp_path: Path) -> None:
         YoloSource(root)
 
 
+BOX = "0 .5 .5 .1 .1"
+DAMAGED = ["-1 .5 .5 .1 .1", "cat .5 .5 .1 .1", "0 0.5 0.5", "0 nan 0 1 1", ""]
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+@pytest.mark.parametrize("named", [True, False])
+def test_a_yolo_set_is_recognised_behind_damaged_and_empty_labels(tmp_path: Path, text: str, named: bool) -> None:
+    root = yolo(tmp_path, **{f"a{number:03d}": text for number in range(1 if named else 100)}, b="" if named else BOX)
+    if named:
+        put(root / "classes.txt", "cat\ndog\n")
+    assert recognise(root) == "yolo"
+    first, *_, last = YoloSource(root).entries()
+    assert isinstance(first, BadEntry) == bool(text)
+    assert not isinstance(last, BadEntry)
+
+
+@pytest.mark.parametrize("stray", ["README.txt", "0.txt", "train.txt"])
+@pytest.mark.parametrize("text", ["labels of cats", BOX, ""])
+def test_a_text_file_beside_the_labels_does_not_decide(tmp_path: Path, stray: str, text: str) -> None:
+    put(tmp_path / "images" / "a.jpg", jpeg())
+    put(tmp_path / "labels" / stray, text)
+    put(tmp_path / "classes.txt", "cat\n")
+    assert recognise(tmp_path) is None
+    put(tmp_path / "labels" / "a.txt", BOX)
+    assert recognise(tmp_path) == "yolo"
+
+
+def test_captions_of_images_are_no_yolo_set(tmp_path: Path) -> None:
+    assert recognise(yolo(tmp_path, a="a cat on a mat", b="a dog")) is None
+
+
+def test_a_yolo_set_below_many_folders(tmp_path: Path) -> None:
+    for number in range(50):
+        (tmp_path / f"a{number}").mkdir()
+    yolo(tmp_path / "train", a=BOX)
+    assert recognise(tmp_path) == "yolo"
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [
