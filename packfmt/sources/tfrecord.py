@@ -29,6 +29,7 @@ _FROM_IMAGE = tuple(f"image/{name}" for name in ("width", "height", "channels", 
 _PEEKED = 32
 _PEEKED_BYTES = 64 << 20
 _MAGIC_BYTES = 64
+_LATE_NAMES = 16  # that are told one by one; a writer may name features after records
 
 
 def recognise(path: str | os.PathLike[str]) -> str | None:
@@ -47,7 +48,8 @@ class TFRecordSource(Source):
     ``image/class/label`` and the like are ``label``, kept as written; ``image/object/bbox/*`` are ``boxes``
     (float32 xmin, ymin, xmax, ymax in pixels of the stored image, from fractions of its size) and
     ``image/object/class/label`` is ``labels``. Further numbers become columns (ragged where a record holds not
-    exactly one), single strings text columns. What is left is named in ``describe()["lost"]``.
+    exactly one), single strings text columns. What is left is named in ``describe()["lost"]``; a feature that only
+    later records have is lost too, and counted in ``notes``.
 
     ``load`` is thread-safe, and checks the CRC-32C of what it reads. Memory: one record.
 
@@ -73,6 +75,7 @@ class TFRecordSource(Source):
         self._counted = CountedNotes(self.notes)
         self._features: dict[str, Column] = {}
         self._lost: list[str] = []
+        self._late: set[str] = set()
         examples = self._peek()
         if examples:
             self._image = self._find_image(examples, image)
@@ -85,6 +88,7 @@ class TFRecordSource(Source):
 
     def entries(self) -> Iterator[Frame]:
         self._counted.clear()
+        self._late.clear()
         for path in self._paths:
             yield from frames(path)
 
@@ -99,7 +103,9 @@ class TFRecordSource(Source):
             if self._key is not None and (name := _text(example.get(self._key))):
                 key = name
             image = self._image_of(example)
-            return Record(image, key, self._values(example, image))
+            values = self._values(example, image)
+            self._count_late(example)
+            return Record(image, key, values)
         except (WireError, _FeatureError) as error:
             raise DecodeError(str(error), path=str(frame.path), index=frame.number, key=key) from error
         except DecodeError as error:
@@ -161,9 +167,9 @@ class TFRecordSource(Source):
             columns["boxes"] = Column("boxes", "<f4", (None, 4))
         if _BOX_LABELS in present:
             columns["labels"] = self._features[_BOX_LABELS] = Column("labels", "<i8", (None,))
-        used = {self._image, self._label, self._key, _BOX_LABELS, *_FROM_IMAGE, *(_BOX if self._boxes else ())}
+        used = {self._image, self._label, self._key, *_FROM_IMAGE}
         for feature in present:
-            if feature in used:
+            if feature in used or feature == _BOX_LABELS or (self._boxes and feature in _BOX):
                 continue
             name = free_name(feature.removeprefix("image/").replace("/", "_") or "unnamed", columns)
             column = _column(name, [example.get(feature) for example in examples])
@@ -171,6 +177,8 @@ class TFRecordSource(Source):
                 self._lost.append(feature)
             else:
                 columns[name] = self._features[feature] = column
+        self._known = used | set(present)
+        self._peeked = len(examples)
         self.columns = tuple(columns.values())
 
     def _image_of(self, example: Mapping[str, Feature]) -> bytes:
@@ -186,6 +194,17 @@ class TFRecordSource(Source):
             if "labels" in values and len(values["labels"]) != len(boxes):
                 raise _FeatureError(f"{len(boxes)} boxes and {len(values['labels'])} labels of boxes")
         return values
+
+    def _count_late(self, example: Mapping[str, Feature]) -> None:
+        """Note what this record holds and none of the first did: columns cannot be added once a pack is begun."""
+        late = [name for name in example.keys() - self._known if len(example[name])]
+        for name in sorted(late):
+            if name in self._late or len(self._late) < _LATE_NAMES:
+                self._late.add(name)
+                what = f"have feature {name[:80]!r}, which the first {self._peeked} had not; it is lost"
+                self._counted.add(f"records {what}")
+        if any(name not in self._late for name in late):
+            self._counted.add(f"records have further features which the first {self._peeked} had not; they are lost")
 
     def _pixel_boxes(self, example: Mapping[str, Feature], image: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
         sides = [np.asarray(example.get(side, ()), np.float32) for side in _BOX]

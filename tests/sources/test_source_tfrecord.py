@@ -132,6 +132,36 @@ def test_what_is_lost_is_told(tmp_path: Path) -> None:
     assert source.describe()["lost"] == ["other", "tags"]
 
 
+def test_a_feature_that_comes_late_is_counted(tmp_path: Path) -> None:
+    sides = {f"image__object__bbox__{side}": [0.0, 0.5] for side in ("xmin", "ymin", "xmax", "ymax")}
+    late = imagenet(40, **sides, image__object__class__label=[1, 2], nothing=[])
+    path = write(tmp_path / "x", *map(imagenet, range(40)), late, imagenet(41, **sides))
+    source = TFRecordSource(path)
+    for _ in range(2):
+        list(source)
+        assert source.notes == [
+            "2 records have feature 'image/object/bbox/xmax', which the first 32 had not; it is lost",
+            "2 records have feature 'image/object/bbox/xmin', which the first 32 had not; it is lost",
+            "2 records have feature 'image/object/bbox/ymax', which the first 32 had not; it is lost",
+            "2 records have feature 'image/object/bbox/ymin', which the first 32 had not; it is lost",
+            "1 records have feature 'image/object/class/label', which the first 32 had not; it is lost",
+        ]
+
+
+def test_features_that_the_first_records_have_are_no_late_ones(tmp_path: Path) -> None:
+    source = TFRecordSource(write(tmp_path / "x", imagenet(0, tags=[b"a", b"b"], n=1), imagenet(1, tags=[b"c"], n=2)))
+    assert len(list(source)) == 2
+    assert source.notes == []
+
+
+def test_late_features_without_number_do_not_fill_the_notes(tmp_path: Path) -> None:
+    late = [imagenet(40 + number, **{f"n{number}_{one}": 1 for one in range(9)}) for number in range(9)]
+    source = TFRecordSource(write(tmp_path / "x", *map(imagenet, range(40)), *late))
+    list(source)
+    assert len(source.notes) == 17
+    assert source.notes[-1] == "8 records have further features which the first 32 had not; they are lost"
+
+
 def test_a_number_that_is_missing_later_is_an_error_with_its_place(tmp_path: Path) -> None:
     examples = [example(image=png(), n=1) for _ in range(40)] + [example(image=png())]
     source = TFRecordSource(write(tmp_path / "x", *examples))
