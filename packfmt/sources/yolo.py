@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,8 +12,9 @@ from packfmt.sources.base import BadEntry
 from packfmt.sources.boxes import Boxed, BoxSource, as_boxes
 from packfmt.sources.inputs import is_hidden, is_image_name
 from packfmt.sources.paths import read_inside
+from packfmt.sources.yolo_names import yaml_names
 
-__all__ = ["NAME_FILES", "YoloSource", "parse_yolo", "yaml_names"]
+__all__ = ["NAME_FILES", "YoloSource", "parse_yolo"]
 
 _MAX_TEXT = 4 << 20
 NAME_FILES = ("classes.txt", "obj.names", "labels/classes.txt", "data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
@@ -94,7 +94,8 @@ class YoloSource(BoxSource):
             if name.endswith(("yaml", "yml")):
                 names = yaml_names(text)
                 if not names:
-                    self.notes.append(f"{name} has no list of names that was understood; classes have numbers only")
+                    what = "has no list of names that was understood and is as long as nc says"
+                    self.notes.append(f"{name} {what}; classes have numbers only")
                 return names
             return tuple(line.strip() for line in text.splitlines() if line.strip())
         return ()
@@ -121,35 +122,6 @@ def parse_yolo(data: bytes) -> list[list[float]]:
             raise ValueError(f"line {number} holds {len(values)} numbers; a box has 5, a polygon an odd number from 7")
         lines.append(values)
     return lines
-
-
-def yaml_names(text: str) -> tuple[str, ...]:
-    """The entry ``names`` of a data.yaml: ``[a, b]``, a list of ``- a``, or a map of ``0: a``; else empty.
-
-    Only these three forms, which YOLO's tools write, are understood: a YAML reader is not worth a dependency.
-    """
-    match = re.search(r"^names\s*:[ \t]*(.*)$", text, re.MULTILINE)
-    if match is None:
-        return ()
-    first, rest = match[1].split(" #")[0].strip(), text[match.end() :]
-    if first.startswith("["):
-        inside, closed, _ = (first[1:] + rest).partition("]")
-        return tuple(_unquote(name) for name in inside.split(",") if name.strip()) if closed else ()
-    names: dict[int, str] = {}
-    for line in rest.splitlines():
-        bare = line.split(" #")[0].rstrip()
-        item = re.fullmatch(r"\s*-\s+(.+)", bare) or re.fullmatch(r"\s+(\d{1,6})\s*:\s*(.+)", bare)
-        if item is not None:
-            numbered = len(item.groups()) == 2
-            names[int(item[1]) if numbered else len(names)] = _unquote(item[2] if numbered else item[1])
-        elif bare.strip():
-            break
-    return tuple(names[number] for number in sorted(names)) if sorted(names) == list(range(len(names))) else ()
-
-
-def _unquote(text: str) -> str:
-    text = text.strip()
-    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
 def _label_path(key: str) -> str:

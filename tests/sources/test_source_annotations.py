@@ -15,7 +15,7 @@ from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Record
 from packfmt.sources.annotations import CocoSource, VocSource, YoloSource, recognise
 from packfmt.sources.base import BadEntry
-from packfmt.sources.yolo import yaml_names
+from packfmt.sources.yolo_names import yaml_names
 
 DATA = os.environ.get("PACKFMT_TEST_DATA")
 
@@ -415,6 +415,34 @@ def test_a_yolo_set_below_many_folders(tmp_path: Path) -> None:
         ("names: !!python/object/apply:os.system ['touch canary']", ()),
         ("names: &a [*a]", ()),
         ("nothing: here", ()),
+        ("names: ['person, standing', \"dog's\"]", ("person, standing", "dog's")),
+        ("names: [cat,\n dog, # a comment, here\n bird]", ("cat", "dog", "bird")),
+        ("names: [cat, # ]\r\n  dog's,\r\n]  # two\r\nnc: 2\r\n", ("cat", "dog's")),
+        ('names: [\'a]\', "b\\"\\u00e9", c#, d:e, f g]', ("a]", 'b"é', "c#", "d:e", "f g")),
+        ("names:\n  0: 'c #1'\n  1: \"d: #2\" # x\n", ("c #1", "d: #2")),
+        ("names: # of classes\n# one\n\n  - 'it''s'\n  # two\n  - a, b [c]\n", ("it's", "a, b [c]")),
+        ("names: []\nnc: 0", ()),
+        ("nc: 3\nnames: [a, b]", ()),
+        ("nc: 2 # classes\nnames: [a, b]", ("a", "b")),
+        ("names: ['a, b]", ()),
+        ("names: ['a' b, c]", ()),
+        ('names: [a, "b]\nx: "', ()),
+        ("names: [a,, b]", ()),
+        ("names: [a, [b]]", ()),
+        ("names: [a, b: c]", ()),
+        ("names: [a, b", ()),
+        ("names: [a] b", ()),
+        ('names: ["\\x41"]', ()),
+        ("names: [a #,\n b]", ()),
+        ("names:\n  - a\n  - 'b\n  - c\n", ()),
+        ("names:\n  - a\n  -\n  - c\n", ()),
+        ("names:\n- a\n-\n- c\n", ()),
+        ("names:\n- a long name\n  that goes on\n- c\n", ()),
+        ("names:\n  - a\n  - b: c\n", ()),
+        ("names:\n- a\nb\n- c\n", ()),
+        ("names:\n  0: a\n  0: b\n  1: c\n", ()),
+        ("names:\n  0: a\n  - b\n", ()),
+        ("names:\n  - a\n    - b\n", ()),
     ],
 )
 def test_names_in_yaml(text: str, names: tuple[str, ...]) -> None:
