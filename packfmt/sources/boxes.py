@@ -47,11 +47,13 @@ def as_boxes(rows: list[tuple[float, float, float, float]]) -> F64:
     """The rows as an (n, 4) array.
 
     Raises:
-        ValueError: a side is no finite number.
+        ValueError: a side is no finite number, or is none as float32, which is what is stored.
     """
     boxes = np.array(rows, np.float64).reshape(-1, 4)
-    if not np.isfinite(boxes).all():
-        raise ValueError("a box side is no finite number")
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(boxes.astype(np.float32))
+    if not finite.all():
+        raise ValueError(f"a box side is {boxes[~finite][0]:g}; it must be a finite float32, so below 3.4e38")
     return boxes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -76,7 +77,8 @@ class CocoSource(BoxSource):
         for annotation in annotations:
             bbox = annotation.get("bbox")
             if not isinstance(bbox, list) or len(bbox) != 4 or not all(map(_is_number, bbox)):
-                raise ValueError(f"annotation {annotation.get('id')}: bbox is {str(bbox)[:80]}, not four numbers")
+                what = f"bbox is {str(bbox)[:80]}, not four finite numbers"
+                raise ValueError(f"annotation {annotation.get('id')}: {what}")
             if (category := annotation.get("category_id")) not in self._labels:
                 raise ValueError(f"annotation {annotation.get('id')}: no category has id {category!r}")
             crowd = annotation.get("iscrowd", 0)
@@ -171,7 +173,8 @@ class CocoSource(BoxSource):
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Whether it is a number that float() takes: JSON's integers have no end."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _number(value: Any) -> float:

@@ -213,13 +213,15 @@ class TFRecordSource(Source):
         fractions = np.stack(sides, axis=1)
         if not np.isfinite(fractions).all():
             raise _FeatureError("a box side is no number")
+        info = sniff(image)
+        with np.errstate(over="ignore"):
+            pixels: np.ndarray[Any, np.dtype[np.float32]] = fractions * np.array([info.width, info.height] * 2, "<f4")
+        if not np.isfinite(pixels).all():
+            raise _FeatureError(f"a box side is {np.abs(fractions).max():g} of the image; its pixels are no float32")
         outside = int(((fractions < 0) | (fractions > 1)).any(axis=1).sum())
         self._counted.add("boxes reach outside their image; kept as they are", outside)
         empty = int((fractions[:, 2:] <= fractions[:, :2]).any(axis=1).sum())
         self._counted.add("boxes have no area; kept as they are", empty)
-        info = sniff(image)
-        size = np.array([info.width, info.height] * 2, np.float32)
-        pixels: np.ndarray[Any, np.dtype[np.float32]] = fractions * size
         return pixels
 
 

@@ -90,6 +90,10 @@ def test_coco_without_iscrowd(tmp_path: Path) -> None:
         {"bbox": [0, 0, 1, "x"]},
         {"bbox": [0, 0, 1, float("nan")]},
         {"bbox": [0, 0, float("inf"), 1]},
+        {"bbox": [10**400, 0, 1, 1]},
+        {"bbox": [0, 0, 1e39, 1]},
+        {"bbox": [2e38, 0, 2e38, 1]},
+        {"bbox": [1.7e308, 0, 1.7e308, 1]},
         {"category_id": 2},
         {"category_id": [1]},
         {"iscrowd": 5},
@@ -100,7 +104,17 @@ def test_a_damaged_annotation_is_a_bad_entry_of_its_image(tmp_path: Path, change
     first, second = CocoSource(coco(tmp_path, annotations=[annotation])).entries()
     assert isinstance(first, BadEntry)
     assert first.key == "a.jpg"
+    assert "bbox" not in change or "finite" in first.reason
     assert not isinstance(second, BadEntry)
+
+
+@pytest.mark.parametrize("width", [10**400, "8", None, float("nan")])
+def test_a_width_that_is_no_number_is_an_unknown_one(tmp_path: Path, width: Any) -> None:
+    images = [{"id": 7, "file_name": "a.jpg", "width": width, "height": 6}]
+    source = CocoSource(coco(tmp_path, images=images))
+    (record,) = source
+    assert len(record.columns["boxes"]) == 3
+    assert source.notes == ["1 boxes have no area; kept as they are"]
 
 
 def test_an_annotation_of_no_image_is_noted(tmp_path: Path) -> None:

@@ -132,6 +132,19 @@ def test_what_is_lost_is_told(tmp_path: Path) -> None:
     assert source.describe()["lost"] == ["other", "tags"]
 
 
+@pytest.mark.parametrize("side", [3e38, -1e38, float("inf"), float("nan"), 2, b"x"])
+def test_a_box_side_that_cannot_be_stored(tmp_path: Path, side: object) -> None:
+    sides = {f"image__object__bbox__{name}": [0.5] for name in ("xmin", "ymin", "xmax", "ymax")}
+    odd = imagenet(1, **sides | {"image__object__bbox__xmax": [side]})
+    source = TFRecordSource(write(tmp_path / "x", imagenet(0, **sides), odd))
+    _, entry = source.entries()
+    if side == 2:
+        assert source.load(entry).columns["boxes"].tolist() == [[4, 3, 16, 3]]
+        return
+    with pytest.raises(DecodeError, match=r"record 1.*side"):
+        source.load(entry)
+
+
 def test_a_feature_that_comes_late_is_counted(tmp_path: Path) -> None:
     sides = {f"image__object__bbox__{side}": [0.0, 0.5] for side in ("xmin", "ymin", "xmax", "ymax")}
     late = imagenet(40, **sides, image__object__class__label=[1, 2], nothing=[])
