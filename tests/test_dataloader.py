@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 from collections.abc import Iterator
@@ -95,6 +96,34 @@ def test_the_samplers_epoch_reaches_persistent_workers(ds: ImageDataset) -> None
     ds.set_epoch(4)
     assert seen[0] == seen[2] != seen[1]
     assert seen[1] == pixels_of([ds[list(range(40))]])
+
+
+@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+@pytest.mark.parametrize("own_sampler", [False, True], ids=["torch's sampler", "a sampler over a Subset"])
+def test_an_epoch_without_indices_that_carry_it(ds: ImageDataset, method: str | None, own_sampler: bool) -> None:
+    subset = Subset(ds, list(range(20)))
+    options: dict[str, Any] = {"batch_size": 8}
+    if own_sampler:
+        options = {"batch_sampler": BlockBatchSampler(subset, 8, shuffle=False)}
+    if method is not None:
+        options |= {"num_workers": 1, "multiprocessing_context": method, "persistent_workers": True}
+    loader = DataLoader(subset, **options)
+    seen = []
+    for epoch in (0, 1, 0):
+        (options["batch_sampler"] if own_sampler else ds).set_epoch(epoch)
+        seen.append(torch.cat([images for images, _ in loader]))
+    assert torch.equal(seen[0], seen[2])
+    assert not torch.equal(seen[0], seen[1])
+    ds.set_epoch(1)
+    assert torch.equal(seen[1], ds[list(range(20))][0])
+
+
+def test_a_copy_of_a_dataset_has_an_epoch_of_its_own(ds: ImageDataset) -> None:
+    ds.set_epoch(3)
+    for other in (copy.deepcopy(ds), pickle.loads(pickle.dumps(ds))):
+        assert other.epoch == 3
+        other.set_epoch(4)
+        assert ds.epoch == 3
 
 
 def test_workers_decode_and_the_main_process_does_not(pack: str) -> None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from packfmt.sampling.ranks import Indices, whole_number
 
-__all__ = ["check_indices", "column_of", "digest", "labels_of", "length_of", "record_bytes_of"]
+__all__ = ["check_indices", "column_of", "digest", "labels_of", "length_of", "record_bytes_of", "tell_epoch"]
 
 
 def length_of(source: Sized | int) -> int:
@@ -90,3 +90,11 @@ def digest(array: npt.NDArray[Any]) -> int:
     if sys.byteorder == "big":
         array = array.astype(array.dtype.newbyteorder("<"))
     return zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data)
+
+
+def tell_epoch(source: object, epoch: int) -> None:
+    """Call ``set_epoch`` of a dataset, or of the one that a ``Subset`` is of, whose indices carry no epoch."""
+    while source is not None and not hasattr(source, "set_epoch"):
+        source = getattr(source, "dataset", None)
+    if source is not None:
+        source.set_epoch(epoch)

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from packfmt.sampling.facts import labels_of, record_bytes_of
+from packfmt.sampling.facts import labels_of, record_bytes_of, tell_epoch
 from packfmt.sampling.quality import OrderQuality, measure
 from packfmt.sampling.ranks import Indices, resolve_ranks, share, whole_number
 
@@ -63,7 +63,7 @@ class BatchSampler(ABC):
     - "pad": it is filled up with samples from the start of the epoch (of the group), all batches are full.
 
     As an iterator it is a stream of epochs: each ``iter`` goes through the next epoch, unless ``set_epoch`` says
-    which one. It yields lists of ``SampleIndex``. Where the dataset has ``set_epoch(epoch)`` it is told the epoch,
+    which one. It yields lists of ``SampleIndex``. Where the dataset (or a Subset's) has ``set_epoch`` it is told that,
     and where it has ``announce(upcoming)`` and a ``lookahead`` above 0, each batch is announced to it once, in order,
     as ``(epoch, indices)`` with an int64 array, ``lookahead`` batches before it is yielded. The announcements go to
     the dataset in this process: one that is read in workers only should not act on them.
@@ -261,9 +261,7 @@ class BatchSampler(ABC):
         self._move(epoch, start)
         self._claimed = True
         run = self._run
-        set_epoch = getattr(self._dataset, "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(epoch)
+        tell_epoch(self._dataset, epoch)
         for done, batch in enumerate(self._announced(epoch, start), start + 1):
             if self._run is run:
                 self._position = done

@@ -23,6 +23,7 @@ from packfmt.storage.base import Verify
 from packfmt.storage.filebytes import IO
 from packfmt.training.ahead import Ahead
 from packfmt.training.batch import BatchJob
+from packfmt.training.epochs import EpochCounter
 from packfmt.training.plan import Allocate, Choices, Recipe, plan_batch
 from packfmt.training.pool import CallerPool, DecodePool
 from packfmt.training.recycle import Recycler
@@ -105,7 +106,7 @@ class ImageDataset(Dataset[Any]):
         self._pool = DecodePool(threads)
         self._recycler = Recycler()
         self.seed = seed
-        self.epoch = 0
+        self._epochs = EpochCounter()
         self.lookahead = lookahead
         self.skipped = 0
         self._ahead = Ahead()
@@ -132,9 +133,14 @@ class ImageDataset(Dataset[Any]):
         """Choose the epoch whose crops, flips and random numbers ``ds[...]`` gives.
 
         Indices of packfmt's samplers carry their own. With samplers of another origin call it before every epoch; it
-        does not reach DataLoader's persistent workers, which have copies of the dataset.
+        reaches DataLoader's workers too, persistent ones included.
         """
-        self.epoch = epoch
+        self._epochs.set(epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that was chosen, at first 0."""
+        return self._epochs.next(0)
 
     def __getitem__(self, index: int | slice | Sequence[int]) -> Any:
         if isinstance(index, slice):
