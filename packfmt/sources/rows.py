@@ -22,6 +22,7 @@ Row = dict[str, Cell]
 _MAX_LINE = 16 << 20  # bytes of one JSON line
 _MAX_COLUMNS = 10_000
 # Written plainly: a leading zero or plus, or an underscore, makes it a text such as a postcode.
+_DIGITS = re.compile(r"-?[0-9]+")
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
 _FLOAT = re.compile(r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?|nan|NaN|-?inf")
 
@@ -77,6 +78,8 @@ class Table:
             return cell if isinstance(cell, float) else None
         if _INTEGER.fullmatch(cell):
             return self.number(int(cell))
+        if _DIGITS.fullmatch(cell):
+            return None  # a float would keep about 16 of its digits
         if _FLOAT.fullmatch(cell) and not re.match(r"-?0[0-9]", cell):
             value = float(cell)
             return value if "inf" in cell or not math.isinf(value) else None

@@ -45,7 +45,7 @@ class _Type:
     """What the cells of one column have in common, found while they pass by."""
 
     def __init__(self) -> None:
-        self.integer = self.number = True
+        self.integer = self.number = self.exact = True
         self.empty = False
         self.used = False
 
@@ -56,21 +56,26 @@ class _Type:
         self.used = True
         self.integer = self.integer and isinstance(number, int)
         self.number = self.number and number is not None
+        if isinstance(number, int):
+            self.exact = self.exact and int(float(number)) == number
 
     @property
     def dtype(self) -> str | None:
-        """ "<i8", "<f8" (an int column with gaps too: a gap is NaN), or None for text."""
+        """ "<i8", "<f8" (an int column with gaps too: a gap is NaN), or None for text, as where a float would round."""
         if not self.used or not self.number:
             return None
-        return "<i8" if self.integer and not self.empty else "<f8"
+        if self.integer and not self.empty:
+            return "<i8"
+        return "<f8" if self.exact else None
 
 
 class TableSource(Source):
     """Images named by a table. The table is read twice: once for types, classes and duplicates, once for the rows.
 
     The first line names the columns, unless it holds the path of an image itself. A column is int64 where every cell
-    is an integer written plainly (``007`` is text), float64 where every cell is a number or empty (an empty one is
-    NaN), else text. Integer labels stay as they are; other labels are classes, sorted, and ``label`` counts them.
+    is an integer written plainly (``007`` is text, as are more than 64 bits), float64 where every cell is a number that
+    it holds exactly or empty (an empty one is NaN), else text. Integer labels stay as they are; other labels are
+    classes, sorted, and ``label`` counts them.
 
     Paths are relative to ``root`` and never lead out of it, by "..", absolute or by a symbolic link: such a row is a
     bad entry, as is one whose file is missing. ``load`` is thread-safe. Memory: one row, the class names, and up to
@@ -188,11 +193,11 @@ class TableSource(Source):
 
     def _declare(self, types: dict[str, _Type], classes: set[str]) -> None:
         if self._label is not None:
-            dtype = types[self._label].dtype
-            if dtype == "<f8" and not types[self._label].integer:
+            kind = types[self._label]
+            if kind.used and kind.number and not kind.integer:
                 self.notes.append(f"column {self._label!r} holds fractions; it is kept as it is and is no label")
                 self._label = None
-            elif dtype is None:
+            elif not (kind.used and kind.integer):
                 if len(classes) > _MAX_CLASSES:
                     raise SourceError(
                         f"{self._table.path}: column {self._label!r} holds more than {_MAX_CLASSES} different "

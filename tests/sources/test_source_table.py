@@ -67,6 +67,39 @@ def test_a_gap_in_numbers_is_nan(folder: Path) -> None:
     assert [math.isnan(record.columns["n"]) for record in source] == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "cells"),
+    [
+        ("t.csv", "file,n\nimages/0.jpg,1234567890123456789\nimages/1.jpg,\n", ["1234567890123456789", ""]),
+        ("t.csv", "file,n\nimages/0.jpg,9007199254740993\nimages/1.jpg,0.5\n", ["9007199254740993", "0.5"]),
+        ("t.csv", "file,n\nimages/0.jpg,12345678901234567890\nimages/1.jpg,1\n", ["12345678901234567890", "1"]),
+        ("t.csv", f"file,n\nimages/0.jpg,{'9' * 5000}\nimages/1.jpg,1\n", ["9" * 5000, "1"]),
+        (
+            "t.jsonl",
+            '{"file": "images/0.jpg", "n": 1234567890123456789}\n{"file": "images/1.jpg", "n": 0.5}\n',
+            ["1234567890123456789", "0.5"],
+        ),
+    ],
+)
+def test_integers_that_a_float_would_round_are_text(folder: Path, name: str, text: str, cells: list[str]) -> None:
+    source = TableSource(write(folder, text, name))
+    assert [column.kind for column in source.columns] == ["text"]
+    assert [record.columns["n"] for record in source] == cells
+
+
+def test_integers_that_a_float_holds_may_have_gaps(folder: Path) -> None:
+    source = TableSource(write(folder, f"file,n\nimages/0.jpg,{1 << 60}\nimages/1.jpg,\nimages/2.jpg,-3\n"))
+    assert [column.dtype for column in source.columns] == ["<f8"]
+    assert [record.columns["n"] for record in source][::2] == [1 << 60, -3]
+
+
+def test_large_integer_labels_stay_as_they_are(folder: Path) -> None:
+    source = TableSource(write(folder, f"f,label\nimages/0.jpg,{2**60 + 1}\nimages/1.jpg,\n"))
+    entries = list(source.entries())
+    assert (source.load(entries[0]).columns, source.classes) == ({"label": 2**60 + 1}, ())
+    assert isinstance(entries[1], BadEntry)
+
+
 def test_a_gap_in_labels_is_a_bad_entry(folder: Path) -> None:
     first, second = TableSource(write(folder, "file,label\nimages/0.jpg,a\nimages/1.jpg,\n")).entries()
     assert isinstance(second, BadEntry)
