@@ -221,6 +221,37 @@ def test_a_table_is_joined_by_key(name: str, keys: list[str], tmp_path: Path) ->
     assert report.notes == [f"1 rows of {tmp_path / 'made-labels.csv'} belong to no image"]
 
 
+def test_a_label_replaces_the_one_of_the_source(tmp_path: Path) -> None:
+    table = write_table(tmp_path, "0.jpg,a", "1.jpg,b", "2.jpg,a", head="path,label")
+    convert(made("zip", tmp_path), tmp_path / "out.bin", labels=table)
+    assert [columns for _, _, columns in content(tmp_path / "out.bin")] == [{"label": n} for n in (0, 1, 0)]
+
+
+@pytest.mark.parametrize("labels", [("in", "out", "in"), ("0", "1", "0")])
+@pytest.mark.parametrize("name", kinds.BOXED)
+def test_a_label_of_other_names_than_the_boxes_is_refused(name: str, labels: tuple[str, ...], tmp_path: Path) -> None:
+    table = write_table(tmp_path, *(f"{n}.jpg,{label}" for n, label in enumerate(labels)), head="path,label")
+    with pytest.raises(SourceError, match=r"s\.csv: its label counts .* of the boxes cat, dog; .*label_column"):
+        convert(made(name, tmp_path), tmp_path / "out.bin", labels=table)
+    convert(made(name, tmp_path), tmp_path / "out.bin", labels=table, label_column="")
+    with packfmt.open(tmp_path / "out.bin") as reader:
+        assert (reader.classes, "source_label" in reader.columns) == (("cat", "dog"), True)
+
+
+def test_a_label_of_the_names_of_the_boxes_is_kept_beside_them(tmp_path: Path) -> None:
+    table = write_table(tmp_path, "0.jpg,cat", "1.jpg,dog", "2.jpg,cat", head="path,label")
+    convert(made("coco", tmp_path), tmp_path / "out.bin", labels=table)
+    told = [(columns["label"], columns["labels"]) for _, _, columns in content(tmp_path / "out.bin")]
+    assert told == [(0, [0]), (1, [1]), (0, [1])]
+
+
+@pytest.mark.parametrize("column", ["boxes", "labels"])
+def test_a_column_of_the_source_is_not_replaced(column: str, tmp_path: Path) -> None:
+    table = write_table(tmp_path, "0.jpg,1", "1.jpg,2", "2.jpg,3", head=f"path,{column}")
+    with pytest.raises(SourceError, match=f"the images have columns {column} of their own; .*Rename"):
+        convert(made("coco", tmp_path), tmp_path / "out.bin", labels=table)
+
+
 def test_a_table_is_joined_to_hdf5_by_its_own_columns(tmp_path: Path) -> None:
     import h5py
 

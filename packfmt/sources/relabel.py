@@ -78,11 +78,16 @@ class JoinedSource(_Around):
         source: where the images are.
         table: where labels and further columns are; no file it names is opened.
         where: the table's name, for messages.
+
+    Raises:
+        SourceError: a column of the table but ``label`` is the source's own, or its ``label`` has other class names
+            than the source's boxes.
     """
 
     def __init__(self, source: Source, table: Source, where: str) -> None:
         super().__init__(source)
         self._where = where
+        self._check_columns(table)
         self._rows = {entry.key: entry for entry in table.entries()}
         self._used: set[str] = set()
         self._shared = 0
@@ -110,6 +115,22 @@ class JoinedSource(_Around):
             self._used.clear()
             self._shared = 0
         return super().entries()
+
+    def _check_columns(self, table: Source) -> None:
+        own, brought = ({column.name for column in columns} for columns in (self.columns, table.columns))
+        twice = sorted((own & brought) - {"label"})
+        if twice:
+            raise SourceError(
+                f"{self._where}: the images have columns {', '.join(twice)} of their own; only label may be replaced. "
+                "Rename these in the table"
+            )
+        # A pack has one list of class names, and both columns would count it.
+        if "label" in brought - own and "labels" in own and self.classes and self.classes != table.classes:
+            raise SourceError(
+                f"{self._where}: its label counts the classes {_some(table.classes)}, the labels of the boxes "
+                f"{_some(self.classes)}; a pack has one list of names. Keep the label as a plain column with "
+                "label_column=\"\" (--label-column '')"
+            )
 
     def _change(self, key: str, columns: dict[str, Any]) -> dict[str, Any]:
         name = self._row_of(key)
@@ -161,6 +182,11 @@ class RelabelledSource(_Around):
                 raise DecodeError(f"label {columns[self._column]!s:.80} has no class name to renumber it by", key=key)
             columns[self._column] = self._numbers[labels]
         return columns
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return ", ".join(names[:10]) + more or "(no names)"
 
 
 def _stem(key: str) -> str:
