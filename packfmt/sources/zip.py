@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import lzma
 import os
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from packfmt.errors import DecodeError, SourceError
@@ -35,7 +37,8 @@ def recognise(path: str | os.PathLike[str]) -> str | None:
 class ZipSource(Source):
     """Images in a zip archive.
 
-    Names are keys only: none is opened or created as a path. Class folders (``cat/1.jpg``) give ``label``. Hidden
+    Names are keys only: none is opened or created as a path. Class folders (``cat/1.jpg``, and ``cat\\1.jpg`` where no
+    name holds a slash) give ``label``. Hidden
     members, ``__MACOSX`` and files that are no images are passed over and counted. A member that is encrypted, fails
     its CRC-32, or unpacks to more than 256 MiB or more than 200 times its packed size is a bad entry.
 
@@ -63,9 +66,10 @@ class ZipSource(Source):
                 f"{self._path} is no whole zip archive ({error}); its directory stands at the end, so a cut file "
                 "has none"
             ) from error
-        self._members = [member for member in self._archive.infolist() if not member.is_dir()]
+        self._backslashes = self._parted_by_backslashes()
+        self._members = [member for member in self._archive.infolist() if not self._key(member).endswith("/")]
         self._check_names()
-        keys = [_key(member) for member in self._archive.infolist()]
+        keys = [self._key(member) for member in self._archive.infolist()]
         visible = [key for key in keys if not is_hidden(key)]
         self._folders = FolderClasses(
             {key.rpartition("/")[0] for key in visible if is_image_name(key)},
@@ -78,7 +82,7 @@ class ZipSource(Source):
     def entries(self) -> Iterator[zipfile.ZipInfo]:
         self.skipped.clear()
         for member in self._members:
-            if is_hidden(_key(member)):
+            if is_hidden(self._key(member)):
                 self.skipped["hidden or system file"] += 1
             else:
                 yield member
@@ -87,7 +91,7 @@ class ZipSource(Source):
         if isinstance(entry, BadEntry):
             return super().load(entry)
         member: zipfile.ZipInfo = entry
-        key = _key(member)
+        key = self._key(member)
         self._refuse(member, key)
         data = self._read(member, key)
         if not is_image_name(key) and not magic(data):
@@ -105,10 +109,24 @@ class ZipSource(Source):
     def close(self) -> None:
         self._archive.close()
 
+    def _key(self, member: zipfile.ZipInfo) -> str:
+        name = _name(member)
+        return name.replace("\\", "/") if self._backslashes else name
+
+    def _parted_by_backslashes(self) -> bool:
+        """Whether backslashes stand for "/", as old .NET programs wrote them, and a note where there are any."""
+        names = [_name(member) for member in self._archive.infolist()]
+        count = sum("\\" in name for name in names)
+        parted = count > 0 and not any("/" in name for name in names) and all(map(_can_part, names))
+        if count:
+            taken = "read as / between folders" if parted else "kept as part of the name"
+            self.notes.append(f"{count} members have backslashes in their names; they are {taken}")
+        return parted
+
     def _check_names(self) -> None:
         seen: set[str] = set()
         for member in self._members:
-            key = _key(member)
+            key = self._key(member)
             if key in seen:
                 raise SourceError(f"{self._path} holds two members named {key!r}; keys must differ. Repack the archive")
             seen.add(key)
@@ -138,8 +156,31 @@ class ZipSource(Source):
         return data
 
 
-def _key(member: zipfile.ZipInfo) -> str:
-    """The stored name. Without the UTF-8 flag it is taken as the bytes it is, which are UTF-8 in most archives."""
-    if member.flag_bits & 0x800:
-        return member.filename
-    return member.filename.encode("cp437", "surrogateescape").decode("utf-8", "surrogateescape")
+def _name(member: zipfile.ZipInfo) -> str:
+    """The member's name: that of a Unicode path field that belongs to it, else the stored one.
+
+    Without the UTF-8 flag the stored one is taken as the bytes it is, which are UTF-8 in most archives. Not
+    ``filename``: from Python 3.13 on that is the field's name already.
+    """
+    flagged = member.flag_bits & 0x800
+    stored = member.orig_filename.encode("utf-8" if flagged else "cp437", "surrogateescape")
+    name = _unicode_path(member.extra, zlib.crc32(stored)) or stored.decode("utf-8", "surrogateescape")
+    return name.partition("\0")[0]
+
+
+def _unicode_path(extra: bytes, crc: int) -> str | None:
+    """The name that a field 0x7075 holds for the stored name of this CRC-32; None where there is none, or damaged."""
+    found = None
+    while len(extra) >= 4:
+        kind, size = struct.unpack_from("<HH", extra)
+        field, extra = extra[4 : 4 + size], extra[4 + size :]
+        if kind == 0x7075 and len(field) == size > 5 and struct.unpack_from("<BL", field) == (1, crc):
+            with suppress(UnicodeDecodeError):
+                found = field[5:].decode("utf-8")
+    return found
+
+
+def _can_part(name: str) -> bool:
+    """Whether backslashes in a name can be taken for "/" without making it lead elsewhere."""
+    parts = name.removesuffix("\\").split("\\")
+    return ":" not in name and not any(part in ("", ".", "..") for part in parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zipfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -139,6 +140,51 @@ def test_two_members_of_one_name(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"2.jpg", b"1.jpg"))
     with pytest.raises(SourceError, match=r"two members named '1\.jpg'"):
         ZipSource(path)
+
+
+def with_unicode_path(name: str, field: bytes) -> zipfile.ZipInfo:
+    member = zipfile.ZipInfo(name)
+    member.extra = struct.pack("<HHH", 0x5455, 2, 0) + struct.pack("<HH", 0x7075, len(field)) + field
+    return member
+
+
+@pytest.mark.parametrize(
+    ("stored", "version", "crc", "key"),
+    [
+        ("???/1.jpg", 1, zlib.crc32(b"???/1.jpg"), "日本/1.jpg"),
+        ("???/1.jpg", 2, zlib.crc32(b"???/1.jpg"), "???/1.jpg"),
+        ("???/1.jpg", 1, 0, "???/1.jpg"),
+    ],
+)
+def test_a_unicode_path_counts_where_it_belongs_to_the_name(
+    tmp_path: Path, stored: str, version: int, crc: int, key: str
+) -> None:
+    member = with_unicode_path(stored, struct.pack("<BL", version, crc) + "日本/1.jpg".encode())
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr(member, jpeg())
+    assert [(record.key, record.data) for record in ZipSource(tmp_path / "x.zip")] == [(key, jpeg())]
+
+
+def test_a_name_that_zipfile_has_decoded_itself_is_no_error(tmp_path: Path) -> None:
+    source = ZipSource(write_zip(tmp_path / "x.zip", {"1.jpg": jpeg()}))
+    (member,) = source.entries()
+    member.filename = "日本.jpg"  # as Python 3.13 does for a Unicode path
+    assert source.load(member).key == "1.jpg"
+
+
+def test_backslashes_part_folders_where_nothing_else_does(tmp_path: Path) -> None:
+    source = ZipSource(write_zip(tmp_path / "x.zip", {"cat\\": b"", "cat\\1.jpg": jpeg(1), "dog\\1.jpg": jpeg(2)}))
+    assert [(record.key, record.columns["label"]) for record in source] == [("cat/1.jpg", 0), ("dog/1.jpg", 1)]
+    assert source.notes == ["3 members have backslashes in their names; they are read as / between folders"]
+
+
+@pytest.mark.parametrize(
+    "names", [("a/1.jpg", "a\\2.jpg"), ("a\\1.jpg", "b\\..\\..\\2.jpg"), ("a\\1.jpg", "C:\\2.jpg"), ("\\1.jpg",)]
+)
+def test_backslashes_are_kept_where_they_may_mean_something_else(tmp_path: Path, names: tuple[str, ...]) -> None:
+    source = ZipSource(write_zip(tmp_path / "x.zip", dict.fromkeys(names, jpeg())))
+    assert tuple(record.key for record in source) == names
+    assert "kept as part of the name" in source.notes[0]
 
 
 @pytest.mark.parametrize("cut", [1, 30, 100])
