@@ -111,6 +111,39 @@ def test_a_dry_run_takes_the_whole_command(run: Run, tmp_path: Path) -> None:
     assert not Path("out.bin").exists()
 
 
+def dry(run: Run, *arguments: object) -> tuple[int, str]:
+    """Records and notes that a dry run tells of."""
+    code, out, err = run(*arguments, "--dry-run", "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    return told["records"], " ".join(told["notes"])
+
+
+def test_a_dry_run_does_not_read_the_target(run: Run, tmp_path: Path) -> None:
+    pack, images = kinds.pack(tmp_path), kinds.MADE["folder"][1](tmp_path, kinds.IMAGES)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other.bin").write_bytes(pack.read_bytes())
+    assert dry(run, pack, "empty") == (3, "")
+    assert dry(run, pack, "other.bin", "--force") == (3, "")
+    assert dry(run, images, "other.bin", "--force") == (3, "")
+    for source, target in ((images, "other.bin"), (pack, images), (images, images)):
+        records, notes = dry(run, source, target)
+        assert (records, f"{target} exists and was taken as the target" in notes) == (3, True)
+
+
+def test_a_dry_run_of_two_sources_of_a_kind_says_that_it_read_both(run: Run, tmp_path: Path) -> None:
+    pack = kinds.pack(tmp_path)
+    (tmp_path / "other.bin").write_bytes(pack.read_bytes())
+    records, notes = dry(run, pack, "other.bin")
+    assert (records, "other.bin exists and was read as a source too; if it is the target" in notes) == (6, True)
+
+
+def test_a_dry_run_of_an_unknown_kind_says_so(run: Run, tmp_path: Path) -> None:
+    pack = kinds.pack(tmp_path)
+    code, _, err = run(pack, pack, "--dry-run", "--from", "nothing")
+    assert (code, "unknown kind 'nothing'" in err) == (1, True)
+
+
 def test_a_dry_run_says_what_would_be_lost(run: Run, tmp_path: Path) -> None:
     out = run(kinds.voc(tmp_path), "--dry-run")[1]
     assert [line.split()[-1] for line in out.splitlines() if "parts" in line or "pose" in line] == ["parts", "pose"]

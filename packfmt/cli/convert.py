@@ -11,8 +11,9 @@ from packfmt.cli.packing import copy_options, print_report
 from packfmt.cli.show import print_json, print_table, progress_bar
 from packfmt.converting import convert as convert_source
 from packfmt.converting import describe_source
+from packfmt.errors import SourceError
 from packfmt.reports import Bad
-from packfmt.sources.registry import KINDS
+from packfmt.sources.registry import KINDS, recognise
 
 __all__ = ["convert"]
 
@@ -79,7 +80,8 @@ def convert(
         raise click.UsageError("name a source and a target (or --list, or --dry-run with a source)")
     given = _given(options)
     if dry_run:
-        _describe(paths, kind, {name: value for name, value in given.items() if name not in OWN}, as_json)
+        sources, notes = _sources(paths, kind, force=options["force"])
+        _describe(sources, kind, notes, {name: value for name, value in given.items() if name not in OWN}, as_json)
         return
     with progress_bar("converting") as progress:
         report = convert_source(_one_or_all(paths[:-1]), paths[-1], kind=kind, bad=bad, progress=progress, **given)
@@ -99,11 +101,32 @@ def _one_or_all(paths: tuple[str, ...]) -> Any:
     return paths[0] if len(paths) == 1 else list(paths)
 
 
-def _describe(paths: tuple[str, ...], kind: str | None, options: dict[str, Any], as_json: bool) -> None:
-    if len(paths) > 1 and not os.path.lexists(paths[-1]):
-        paths = paths[:-1]  # the whole command with --dry-run behind it: the last is what would be written
+def _sources(paths: tuple[str, ...], kind: str | None, force: bool) -> tuple[tuple[str, ...], list[str]]:
+    """What a dry run reads, and notes: after the whole command the last path is what would be written."""
+    last = paths[-1]
+    if len(paths) == 1:
+        return paths, []
+    if force or not os.path.lexists(last) or (os.path.isdir(last) and not os.listdir(last)):
+        return paths[:-1], []
+    first = kind or _kind_of(paths[0])
+    if first not in KINDS or not KINDS[first].several or _kind_of(last) != first:
+        return paths[:-1], [f"{last} exists and was taken as the target, not read: it is no further {first} source"]
+    return paths, [f"{last} exists and was read as a source too; if it is the target, leave it out or give --force"]
+
+
+def _kind_of(path: str) -> str | None:
+    try:
+        return recognise(path)
+    except (SourceError, OSError):
+        return None
+
+
+def _describe(
+    paths: tuple[str, ...], kind: str | None, notes: list[str], options: dict[str, Any], as_json: bool
+) -> None:
     with progress_bar("reading") as progress:
         facts = describe_source(_one_or_all(paths), kind=kind, progress=progress, **options)
+    facts["notes"] += notes
     if as_json:
         print_json(facts)
         return
