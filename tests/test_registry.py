@@ -99,11 +99,44 @@ def test_nothing_there(tmp_path: Path) -> None:
         recognise([kinds.zipped(tmp_path), tmp_path / "missing"])
 
 
-@pytest.mark.parametrize("data", [b"", b"\0" * 4096, b"hello, world\n", kinds.IMAGES[0], b"{}", b"PK"])
+@pytest.mark.parametrize("data", [b"\0" * 4096, b"hello, world\n", kinds.IMAGES[0], b"{}", b"PK"])
 def test_anything_else_is_refused_with_the_kinds(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(data)
-    with pytest.raises(SourceError, match=r"x\.bin: not recognised as any of pack, tar, .*folder; packfmt conv"):
+    with pytest.raises(SourceError, match=r"x\.bin: not recognised as any of pack, tar, .*folder; .* The file is "):
         recognise(tmp_path / "x.bin")
+
+
+@pytest.mark.parametrize("suffix", ["bin", "parquet", "tar", "csv", "tsv", "jsonl", "zip", "tfrecord", "json"])
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"", "an empty file"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "a Git LFS pointer, .*git lfs pull"),
+        (b"<!DOCTYPE html>\n<html><body>a, b, c</body></html>\n", "an HTML or XML page"),
+    ],
+)
+def test_what_stands_in_the_place_of_data_is_named(suffix: str, data: bytes, what: str, tmp_path: Path) -> None:
+    path = tmp_path / f"x.{suffix}"
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match=rf"x\.{suffix}: {what}"):
+        recognise(path)
+    if suffix in ("tar", "parquet", "tfrecord"):
+        with pytest.raises(SourceError, match=rf"x\.{suffix}: {what}"):
+            recognise([path])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("x.csv", "path,label\n1.jpg,a,b\n", "line 2: 3 cells where the table has 2 columns"),
+        ("x.tsv", "path\tpath\n1.jpg\ta\n", "line 1: two columns of one name"),
+        ("x.jsonl", '{"path": "1.jpg"}\n{"path": \n', "line 2: no JSON "),
+    ],
+)
+def test_a_damaged_table_says_which_line(name: str, text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SourceError, match=message):
+        recognise(tmp_path / name)
 
 
 def test_an_unknown_kind(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from packfmt.errors import SourceError
 from packfmt.sources.base import Source
 from packfmt.sources.inputs import Inputs
+from packfmt.sources.values import image_kind, what_is
 
 __all__ = ["KINDS", "Kind", "name_of", "open_source", "recognise"]
 
@@ -70,13 +71,17 @@ def recognise(path: Inputs) -> str:
 
     Raises:
         FileNotFoundError: there is nothing at the path.
-        SourceError: it is nothing that packfmt can convert.
+        SourceError: it is nothing that packfmt can convert, or a table with a damaged line.
     """
     alone = isinstance(path, (str, os.PathLike))
+    fault: SourceError | None = None
     for kind in KINDS.values():
         if kind.name == "folder" or not (alone or kind.several):
             continue
-        found: str | None = import_module(f"packfmt.sources.{kind.module}").recognise(path)
+        try:
+            found: str | None = import_module(f"packfmt.sources.{kind.module}").recognise(path)
+        except SourceError as error:
+            found, fault = None, error  # only raised below: an empty file or a web page is no damaged table
         if found is not None:
             return found
     for one in [path] if isinstance(path, (str, os.PathLike)) else path:
@@ -84,10 +89,28 @@ def recognise(path: Inputs) -> str:
             return "folder"
         if not os.path.lexists(one):
             raise FileNotFoundError(2, "no such file or folder", os.fspath(one))
+        _refuse_stand_in(one)
+    if fault is not None:
+        raise fault
     kinds = ", ".join(name for name, kind in KINDS.items() if alone or kind.several)
     raise SourceError(
         f"{name_of(path)}: not recognised as any of {kinds}; packfmt convert --list describes them, --from names one"
+        + (f". The file is {_what(path)}" if isinstance(path, (str, os.PathLike)) and os.path.isfile(path) else "")
     )
+
+
+def _refuse_stand_in(path: str | os.PathLike[str]) -> None:
+    """Say so where a file only stands where the data should be."""
+    what = _what(path) if os.path.isfile(path) else ""
+    if what.startswith(("an empty file", "a Git LFS", "an HTML")):
+        raise SourceError(f"{os.fspath(path)}: {what}; there is nothing to convert in it. Fetch the file again")
+
+
+def _what(path: str | os.PathLike[str]) -> str:
+    with open(path, "rb") as file:
+        head = file.read(512)
+    image = image_kind(head)
+    return f"one image ({image}); name its folder" if image else what_is(head) if head else "an empty file"
 
 
 def open_source(path: Inputs, kind: str | None = None, **options: Any) -> Source:

@@ -24,13 +24,17 @@ _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 
 
 def recognise(path: str | os.PathLike[str]) -> str | None:
-    """ "table" where a file named .csv, .tsv or .jsonl has a row with the path of an image in it; else None."""
+    """ "table" where a file named .csv, .tsv or .jsonl has a row with the path of an image in it; else None.
+
+    Raises:
+        SourceError: a file of that name is no whole table: only its name says what it is.
+    """
     try:
         if not os.fspath(path).lower().endswith(_SUFFIXES) or not os.path.isfile(path):
             return None
         table = Table(path)
         return "table" if _key_column(table, table.sample(16)) is not None else None
-    except (OSError, SourceError, ValueError):
+    except (OSError, ValueError):
         return None
 
 
