@@ -139,6 +139,29 @@ def test_a_damaged_table_says_which_line(name: str, text: str, message: str, tmp
         recognise(tmp_path / name)
 
 
+@pytest.mark.parametrize("name", ["parquet", "hdf5"])
+def test_a_file_of_metadata_beside_images_leaves_the_folder_one_of_images(name: str, tmp_path: Path) -> None:
+    train = tmp_path / "train"
+    train.mkdir()
+    kinds.MADE[name][1](train, kinds.IMAGES)
+    (train / ".hidden.jpg").write_bytes(kinds.IMAGES[0])
+    assert recognise(train) == name
+    for number in range(3):
+        (train / f"{number}.jpg").write_bytes(kinds.IMAGES[number])
+    assert recognise(train) == "folder"
+    if name == "parquet":  # which is looked for in all folders
+        assert recognise(tmp_path) == "folder"
+    with open_source(train) as source:
+        assert len(list(source)) == 3
+
+
+def test_a_picture_above_the_shards_leaves_a_folder_parquet(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    kinds.parquet(tmp_path / "data")
+    (tmp_path / "logo.png").write_bytes(kinds.IMAGES[0])
+    assert recognise(tmp_path) == "parquet"
+
+
 def test_an_unknown_kind(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"unknown kind 'beton'; there are pack, tar"):
         open_source(tmp_path, "beton")

@@ -9,6 +9,7 @@ from typing import Any
 
 from packfmt.errors import SourceError
 from packfmt.sources.axes import check_layout, parse_range
+from packfmt.sources.inputs import has_images
 from packfmt.sources.isolated_source import IsolatedSource
 from packfmt.sources.ordering import natural
 from packfmt.sources.values import what_is
@@ -23,7 +24,7 @@ _USER_BLOCKS = (0, 512, 1024, 2048, 4096, 8192)  # where the signature may stand
 
 
 def recognise(path: str | os.PathLike[str]) -> str | None:
-    """"hdf5" where ``path`` is an HDF5 file, or a folder with such files at its top; else None.
+    """"hdf5" where ``path`` is an HDF5 file, or a folder with such files, and no images, at its top; else None.
 
     Tells by content; a pointer or an error page under an HDF5 name counts as one, so that opening it can say so.
     """
@@ -31,7 +32,8 @@ def recognise(path: str | os.PathLike[str]) -> str | None:
     try:
         if os.path.isdir(place):
             names = [name for name in sorted(os.listdir(place)) if name.lower().endswith(_SUFFIXES)]
-            return "hdf5" if any(_is_hdf5(os.path.join(place, name)) for name in names[:16]) else None
+            found = any(_is_hdf5(os.path.join(place, name)) for name in names[:16])
+            return "hdf5" if found and not has_images(place) else None
         if _is_hdf5(place):
             return "hdf5"
         named = place.lower().endswith((*_SUFFIXES, ".h5.gz", ".hdf5.gz"))

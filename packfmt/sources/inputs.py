@@ -22,6 +22,7 @@ __all__ = [
     "SeenKeys",
     "expand_inputs",
     "free_name",
+    "has_images",
     "is_hidden",
     "is_image_name",
     "short_names",
@@ -31,6 +32,7 @@ __all__ = [
 MAX_IMAGE_BYTES = 256 << 20
 MAX_SHARDS = 1_000_000
 MAX_FOLDERS = 1_000_000
+_LOOKED_AT = 1000  # entries of a folder
 
 _ODD_NAME = re.compile(r"__MACOSX|Thumbs\.db|desktop\.ini")  # wherever it stands: a quick look before a long one
 IMAGE_SUFFIXES = (
@@ -123,6 +125,12 @@ def is_hidden(key: str) -> bool:
     return any(part.startswith(".") or part == "__MACOSX" for part in parts) or (
         bool(parts) and parts[-1] in ("Thumbs.db", "desktop.ini")
     )
+
+
+def has_images(folder: str | os.PathLike[str]) -> bool:
+    """Whether image files are among the first entries of a folder, not below it."""
+    with os.scandir(folder) as entries:
+        return any(is_image_name(e.name) and not is_hidden(e.name) for e in itertools.islice(entries, _LOOKED_AT))
 
 
 def free_name(name: str, taken: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from packfmt.images.sniff import magic
 from packfmt.record import Column, Record
 from packfmt.sources.base import BadEntry, Source
 from packfmt.sources.facts import Facts, exact_array
-from packfmt.sources.inputs import MAX_IMAGE_BYTES, Inputs, SeenKeys, expand_inputs, free_name, short_names
+from packfmt.sources.inputs import MAX_IMAGE_BYTES, Inputs, SeenKeys, expand_inputs, free_name, has_images, short_names
 from packfmt.sources.schema import NUMBERS, class_names, column_of, described_features, noted
 
 __all__ = ["ParquetSource", "load_arrow", "recognise"]
@@ -28,7 +28,10 @@ _PEEKED_ROWS = 64
 def recognise(path: str | os.PathLike[str]) -> str | None:
     """ "parquet" where the (first) file begins and ends as Parquet does; a folder is judged by its first such file."""
     try:
-        with open(_files(path)[0], "rb") as file:
+        first = _files(path)[0]
+        if isinstance(path, (str, os.PathLike)) and os.path.isdir(path) and has_images(first.parent):
+            return None  # what lies beside images tells of them
+        with open(first, "rb") as file:
             if file.read(4) != b"PAR1":
                 return None
             file.seek(-4, os.SEEK_END)
