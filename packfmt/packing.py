@@ -162,7 +162,8 @@ def copy_records(
     report.path, report.files = writer.path, writer.files
     report.content_id = writer.content_id
     report.skipped = dict(source.skipped)
-    report.notes = [*source.notes, *_empty_classes(report.classes)]
+    lost = [f"lost: {', '.join(source.lost)}"] if source.lost else []
+    report.notes = [*source.notes, *lost, *_empty_classes(report.classes)]
     report.seconds = time.perf_counter() - started
     return report
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import kinds
 import numpy as np
 import pytest
 from images import jpeg, png
+from sources.source_inputs import example, frame
 
 import packfmt
 from packfmt import converting
@@ -631,6 +633,62 @@ def test_names_that_are_no_text_pass_where_they_can(tmp_path: Path) -> None:
     with pytest.raises(ConvertError, match=r"key of 'a/\\udcff\\udcfe.jpg' is no valid UTF-8, which Parquet demands"):
         convert(tmp_path / "1.bin", tmp_path / "6.parquet")
     assert not list(tmp_path.glob("*parquet*"))
+
+
+def coco_with_polygons(folder: Path) -> Path:
+    path = kinds.coco(folder)
+    content = json.loads(path.read_text())
+    for annotation in content["annotations"]:
+        annotation |= {"segmentation": [[1, 2, 3, 4, 5, 6]], "keypoints": [1, 2, 2]}
+    path.write_text(json.dumps(content))
+    return path
+
+
+def parquet_with_objects(folder: Path) -> Path:
+    import pyarrow.parquet
+
+    path = kinds.parquet(folder)
+    table = pyarrow.parquet.read_table(path)
+    pyarrow.parquet.write_table(table.append_column("objects", [[[{"a": 1}]] * len(table)]), path)
+    return path
+
+
+def hdf5_with_more(folder: Path) -> Path:
+    import h5py
+
+    path = kinds.hdf5(folder)
+    with h5py.File(path, "a") as file:
+        file["meta/ids"] = [1, 2]
+    return path
+
+
+def tfrecord_with_texts(folder: Path) -> Path:
+    data = frame(example(image__encoded=kinds.IMAGES[0], image__object__class__text=[b"cat", b"dog"]))
+    (folder / "made.tfrecord").write_bytes(data)
+    return folder / "made.tfrecord"
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (coco_with_polygons, "keypoints, segmentation"),
+        (parquet_with_objects, "objects"),
+        (tfrecord_with_texts, "image/object/class/text"),
+        (hdf5_with_more, "meta/ids"),
+        (kinds.voc, "parts, pose, truncated"),
+    ],
+)
+def test_the_report_says_what_was_lost(make: Any, names: str, tmp_path: Path) -> None:
+    source = make(tmp_path)
+    assert describe_source(source)["lost"] == names.split(", ")
+    for options in ({}, {"shuffle": 1, "force": True}):
+        report = convert(source, tmp_path / "out.bin", **options)
+        assert [note for note in report.notes if note.startswith("lost")] == [f"lost: {names}"]
+
+
+def test_what_was_lost_is_said_of_a_renumbered_source(tmp_path: Path) -> None:
+    report = convert(coco_with_polygons(tmp_path), tmp_path / "out.bin", classes_from=kinds.voc(tmp_path))
+    assert "lost: keypoints, segmentation" in report.notes
 
 
 # Real data

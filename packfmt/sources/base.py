@@ -58,6 +58,7 @@ class Source(ABC):
         classes: names of the classes that the column ``label`` counts, in order; empty where there are none.
         metadata: JSON-able facts about the whole set, kept in the pack.
         skipped: reason to number of entries passed over on purpose; complete once iteration has ended.
+        lost: names of what it holds and no column takes (fields, features, datasets); known from the start.
         notes: things a person should know (counts that disagree, a missing index); complete once iteration has ended.
     """
 
@@ -70,6 +71,7 @@ class Source(ABC):
         self.metadata: dict[str, Any] = {}
         self.skipped: Counter[str] = Counter()
         self.notes: list[str] = []
+        self.lost: list[str] = []
 
     @abstractmethod
     def entries(self) -> Iterator[Any]:
@@ -114,6 +116,7 @@ class Source(ABC):
             "records": self.count(),
             "columns": [column.name for column in self.columns],
             "classes": list(self.classes),
+            "lost": list(self.lost),
         }
 
     def __iter__(self) -> Iterator[Record]:

@@ -79,11 +79,7 @@ class BoxSource(Source):
         if not os.path.isdir(self.root):
             raise FileNotFoundError(2, "no such folder of images", self.root)
         self.columns = (BOXES, LABELS)
-        self.lost: list[str] = []
         self.counted = CountedNotes(self.notes)
-
-    def describe(self) -> dict[str, Any]:
-        return super().describe() | {"lost": self.lost}
 
     def load(self, entry: Any) -> Record:
         if isinstance(entry, BadEntry):

@@ -16,14 +16,14 @@ from packfmt.sources.hdf5_file import Data, Group, Visited
 from packfmt.sources.ordering import natural
 from packfmt.sources.values import image_kind
 
-__all__ = ["Found", "Stack", "first_bytes", "image_axes", "look"]
+__all__ = ["NEXT", "Found", "Stack", "first_bytes", "image_axes", "look"]
 
 _IMAGE_NAMES = frozenset(["images", "image", "imgs", "img", "x", "data", "pixel_values", "frames"])
 _FIRST_MEMBERS = 64  # of a group that are looked at before it counts as one dataset per image
 _MAX_DATASETS = 10_000
 _ALOHA = re.compile(r"(?:.*/)?observations/images/[^/]+")
 _ROBOMIMIC = re.compile(r"(?:.*/)?data/demo[^/]*/obs/[^/]*(?:image|rgb)[^/]*")
-_NEXT = re.compile(r"(?:.*/)?data/demo[^/]*/next_obs/.*")
+NEXT = re.compile(r"(?:.*/)?data/demo[^/]*/next_obs/.*")
 
 
 @dataclass(slots=True)
@@ -56,6 +56,7 @@ class Found:
         root: the file's root; for "files" and "samples" the group below which every dataset is an image.
         stacks: for "stack" and "robot".
         notes: for the report.
+        rest: paths of the datasets that were not taken for images.
     """
 
     kind: str
@@ -63,6 +64,7 @@ class Found:
     root: Group
     stacks: list[Stack] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    rest: list[str] = field(default_factory=list)
 
 
 def look(root: Group, options: dict[str, Any]) -> Found:
@@ -84,17 +86,20 @@ def look(root: Group, options: dict[str, Any]) -> Found:
             stack = _stack(group, data, options)
         except SourceError as error:
             unsure.append(error)
+            others.append(data)
             continue
         if stack is not None:
             stacks.append(stack)
         else:
             others.append(data)
+    rest = [data.path for data in others]
     robot = _robot(root, stacks)
     if robot is not None:
+        robot.rest = rest
         return robot
     if not stacks:
         raise unsure[0] if unsure else _nothing(root, others)
-    return Found("stack", "array of images", root, [_the_one(stacks)], notes=_left_out(stacks))
+    return Found("stack", "array of images", root, [_the_one(stacks)], notes=_left_out(stacks), rest=rest)
 
 
 def _named(root: Group, options: dict[str, Any]) -> Found:
@@ -245,7 +250,7 @@ def _robot(root: Group, stacks: list[Stack]) -> Found | None:
         return None
     chosen.sort(key=lambda stack: natural(stack.data.path))
     left = [stack.data.path for stack in stacks if stack not in chosen]
-    again = sum(_NEXT.fullmatch(path) is not None for path in left)
+    again = sum(NEXT.fullmatch(path) is not None for path in left)
     notes = [f"{again} datasets under next_obs repeat the frames and were not read"] if again else []
     if len(left) > again:
         notes.append(f"{len(left) - again} further arrays of images were not read")

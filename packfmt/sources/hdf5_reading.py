@@ -42,8 +42,9 @@ class HDF5Job:
                 raise SourceError(
                     f"{path} has {_told(plan)}, but {self._files[0][0]} has {_told(whole)}; convert them one at a time"
                 )
+            lost = sorted({*whole.get("lost", ()), *plan.get("lost", ())})
             classes = sorted({*whole.get("classes", ()), *plan["classes"]}, key=os.fsencode)
-            whole = {**(whole or plan), "classes": classes}
+            whole = {**(whole or plan), "classes": classes, "lost": lost}
         self._options["classes"] = whole["classes"]
         known = [count for count in counts if count is not None]
         whole["count"] = sum(known) if len(known) == len(counts) else None

@@ -14,7 +14,7 @@ from packfmt.sources.axes import to_pixels
 from packfmt.sources.frames import Item
 from packfmt.sources.hdf5_columns import SideColumn, column_values, find_columns, sizes_of
 from packfmt.sources.hdf5_file import Data, Group
-from packfmt.sources.hdf5_layouts import Found, Stack
+from packfmt.sources.hdf5_layouts import NEXT, Found, Stack
 from packfmt.sources.padded import cut_padding, cut_string
 from packfmt.sources.values import ValueFault
 
@@ -75,6 +75,7 @@ class StackReader:
             "classes": [],
             "count": sum(stack.length for stack in self._found.stacks),
             "metadata": metadata,
+            "lost": self._lost(),
         }
 
     def items(self) -> Iterator[Item]:
@@ -141,6 +142,13 @@ class StackReader:
             self.notes.append(f"the file does not name its channels: they were taken as {told}")
         if self._options["value_range"] is not None:
             self.notes.append("values were scaled to 0..255 and rounded")
+
+    def _lost(self) -> list[str]:
+        """Datasets that are not read. All episodes have the same ones, told by their names."""
+        if self._robot:
+            return sorted({path.rpartition("/")[2] for path in self._found.rest if not NEXT.fullmatch(path)})
+        sizes = [data.path for data in self._sizes[0] if data is not None]
+        return sorted({*self._found.rest} - {column.data.path for column in self._columns} - {*sizes})
 
     def _cameras(self) -> list[str]:
         return sorted({stack.data.path.rpartition("/")[2] for stack in self._found.stacks})

@@ -92,6 +92,7 @@ class IsolatedSource(Source):
             raise
         self._names = [column.name for column in self.columns]
         self.classes = tuple(self._plan.get("classes") or ())
+        self.lost = [str(name) for name in self._plan.get("lost") or ()]
         self.metadata = dict(self._plan.get("metadata") or {})
         self.random_access = bool(self._plan.get("random_access"))
         self._side_texts = bool(self._plan.get("side_texts"))

@@ -75,7 +75,6 @@ class ParquetSource(Source):
         schema = self._check_files()
         self._image = self._find_image(schema, image)
         self._struct = _kind(schema.field(self._image).type) == "image"
-        self._lost: list[str] = []
         self._fields: dict[str, Column] = {}
         self._key_path = self._find_keys(schema)
         facts = self._find_facts(schema) if image is None and label is None else None
@@ -89,7 +88,7 @@ class ParquetSource(Source):
         return self._rows
 
     def describe(self) -> dict[str, Any]:
-        return super().describe() | {"shards": len(self._paths), "lost": self._lost}
+        return super().describe() | {"shards": len(self._paths)}
 
     def entries(self) -> Iterator[Record | BadEntry]:
         wanted = [self._image, *self._fields]
@@ -197,7 +196,7 @@ class ParquetSource(Source):
                 continue
             column = column_of(free_name(field.name or "unnamed", taken), _kind(field.type))
             if column is None:
-                self._lost.append(field.name)
+                self.lost.append(field.name)
             else:
                 self._fields[field.name] = column
                 taken.append(column.name)

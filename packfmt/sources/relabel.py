@@ -26,6 +26,7 @@ class _Around(Source):
         self.kind, self.random_access = source.kind, source.random_access
         self.columns, self.classes = source.columns, source.classes
         self.metadata, self.skipped, self.notes = source.metadata, source.skipped, source.notes
+        self.lost = source.lost
 
     def entries(self) -> Iterator[Any]:
         for entry in self._source.entries():

@@ -77,7 +77,7 @@ class TarSource(Source):
         self._parts: dict[str, Column] = {}
         self._facts: Facts | None = None
         self._declared = False
-        self._lost: list[str] = []
+        self._lost: list[str] = []  # told by the counts in ``notes`` too, so not in ``lost``
         self._declare()
 
     def describe(self) -> dict[str, Any]:

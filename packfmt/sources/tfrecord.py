@@ -74,7 +74,6 @@ class TFRecordSource(Source):
         self._names = dict(zip(self._paths, short_names(self._paths), strict=True))
         self._counted = CountedNotes(self.notes)
         self._features: dict[str, Column] = {}
-        self._lost: list[str] = []
         self._late: set[str] = set()
         examples = self._peek()
         if examples:
@@ -84,7 +83,7 @@ class TFRecordSource(Source):
             self._declare(examples)
 
     def describe(self) -> dict[str, Any]:
-        return super().describe() | {"shards": len(self._paths), "lost": self._lost}
+        return super().describe() | {"shards": len(self._paths)}
 
     def entries(self) -> Iterator[Frame]:
         self._counted.clear()
@@ -174,7 +173,7 @@ class TFRecordSource(Source):
             name = free_name(feature.removeprefix("image/").replace("/", "_") or "unnamed", columns)
             column = _column(name, [example.get(feature) for example in examples])
             if column is None:
-                self._lost.append(feature)
+                self.lost.append(feature)
             else:
                 columns[name] = self._features[feature] = column
         self._known = used | set(present)

@@ -53,6 +53,7 @@ def test_galaxy10_keeps_what_lies_beside_the_images(tmp_path: Path) -> None:
         assert source.columns == (Column("label", "|u1"), Column("ra", "<f8"))
         np.testing.assert_array_equal(images(source), STACK)
         assert column(source, "ra") == np.linspace(0, 1, 7).tolist()
+        assert source.lost == ["junk"]
 
 
 def test_3dshapes_factors_are_a_vector_and_no_class_ids(tmp_path: Path) -> None:
@@ -213,6 +214,7 @@ def test_aloha_episodes(tmp_path: Path, compressed: bool) -> None:
         ]
         told = [tuple(record.columns[name] for name in ("episode", "camera", "frame")) for record in found]
         assert told == [(e, c, f) for e in range(3) for c in range(2) for f in range(7)]
+        assert source.describe()["lost"] == ["action", *(["compress_len"] if compressed else []), "qpos"]
         if compressed:
             assert bytes(found[3].data) == encoded(3)
         else:
@@ -229,6 +231,7 @@ def test_robomimic_flattens_demonstrations_in_their_order(tmp_path: Path) -> Non
         assert column(source, "episode") == [0, 1, 1, 2, 2, 2, 3, 3]
         assert [record.key.split("/")[1] for record in source][-1] == "demo_10"
         assert any("next_obs" in note for note in source.notes)
+        assert source.lost == ["actions"]
 
 
 @pytest.mark.parametrize("form", ["bytes", "array"])
