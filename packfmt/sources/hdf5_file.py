@@ -226,7 +226,10 @@ def open_file(path: str, locking: bool) -> Iterator[Group]:
 def failure(error: Exception) -> str:
     """One line out of HDF5's own."""
     text = str(error)
-    if "lock" in text.lower():
+    cut = re.search(r"truncated file: eof = (\d+).*stored_eof = (\d+)", text)
+    if cut is not None:
+        return f"cut short: {cut[1]} of {cut[2]} bytes are there; fetch or write the file again"
+    if "unable to lock file" in text.lower():
         return f"cannot be locked ({text[:200]}); close the program that writes it, or pass locking=False"
     if "filter" in text.lower() and "registered" in text.lower():
         return f"a filter is missing ({text[:200]}); install it with pip install hdf5plugin"

@@ -263,8 +263,9 @@ def test_a_file_cut_short_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:
         file["images"] = np.concatenate([STACK] * 200)
-    os.truncate(path, path.stat().st_size // 2)
-    with pytest.raises(SourceError, match=f"{path}: "):
+    size = path.stat().st_size
+    os.truncate(path, size // 2)
+    with pytest.raises(SourceError, match=f"{path}: cut short: {size // 2} of {size} bytes"):
         list(HDF5Source(path))
 
 
