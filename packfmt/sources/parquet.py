@@ -45,9 +45,9 @@ class ParquetSource(Source):
 
     The image column is a struct with ``bytes`` (and ``path``), or a binary column with images in it. A row that has
     only a path is a bad entry: no path is ever opened. ``ClassLabel`` names come from the metadata that Hugging Face
-    stores. Number columns, strings and lists of numbers (ragged) become columns; what is left is in
-    ``describe()["lost"]``. Where packfmt wrote the file, its own notes in the schema (see ``facts``) say what the
-    columns are.
+    stores; a list of them becomes ``labels``. Numbers, strings and lists of numbers (ragged) become columns; what is
+    left is in ``lost``. Where packfmt wrote the file, its own notes in the schema (see ``facts``) say what the columns
+    are.
 
     Keys are the paths, where every row has one and all differ, else the file's name and the row's number.
 
@@ -57,7 +57,7 @@ class ParquetSource(Source):
     Args:
         paths: a file, a folder of ``.parquet`` files, a brace or glob pattern, or a list of them.
         image: the image column, or None to find it.
-        label: the column of class ids, or None to find it.
+        label: the column of class ids, or of lists of them; None finds it.
 
     Raises:
         SourceError: pyarrow is not installed; the message has the line that installs it.
@@ -185,10 +185,12 @@ class ParquetSource(Source):
 
     def _declare(self, schema: Any, features: dict[str, Any], label: str | None) -> None:
         label_name = label if label is not None else _label_name(schema, features)
-        if label is not None and (label not in schema.names or _kind(schema.field(label).type) not in NUMBERS):
+        kind = "" if label_name not in schema.names else _kind(schema.field(label_name).type)
+        if label is not None and kind.removeprefix("list of ") not in NUMBERS:
             raise SourceError(f"{self._paths[0]}: column {label!r} holds no class ids; columns are {schema.names}")
         if label_name is not None:
-            self._fields[label_name] = Column("label", "<i8")
+            name, shape = ("labels", (None,)) if kind.startswith("list") else ("label", ())
+            self._fields[label_name] = Column(name, "<i8", shape)
             self.classes = class_names(features.get(label_name))
         taken = [column.name for column in self._fields.values()]
         for field in schema:
@@ -200,6 +202,8 @@ class ParquetSource(Source):
             else:
                 self._fields[field.name] = column
                 taken.append(column.name)
+                if class_names(features.get(field.name)):  # a pack has names for one column
+                    self.lost.append(f"class names of {field.name}")
         self.columns = tuple(self._fields.values())
 
     def _find_facts(self, schema: Any) -> Facts | None:
@@ -275,12 +279,14 @@ def _open(path: Path) -> Any:
 def _kind(arrow_type: Any) -> str:
     """ "image", "bytes", "text", a number's name, "list of <number>", or "other"."""
     types = load_arrow().types
+    if types.is_dictionary(arrow_type):  # how pandas writes categories; reading gives the values
+        return _kind(arrow_type.value_type)
     if types.is_struct(arrow_type):
         names = {arrow_type.field(at).name: arrow_type.field(at).type for at in range(arrow_type.num_fields)}
         return "image" if "bytes" in names and _kind(names["bytes"]) == "bytes" else "other"
-    if types.is_binary(arrow_type) or types.is_large_binary(arrow_type):
+    if types.is_binary(arrow_type) or types.is_large_binary(arrow_type) or str(arrow_type) == "binary_view":
         return "bytes"
-    if types.is_string(arrow_type) or types.is_large_string(arrow_type):
+    if types.is_string(arrow_type) or types.is_large_string(arrow_type) or str(arrow_type) == "string_view":
         return "text"
     if types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type):
         inner = _kind(arrow_type.value_type)
@@ -293,4 +299,5 @@ def _label_name(schema: Any, features: dict[str, Any]) -> str | None:
     integers: list[str] = [field.name for field in schema if _kind(field.type).startswith(("int", "uint"))]
     named = [name for name in integers if class_names(features.get(name))]
     usual = [name for name in _LABEL_NAMES if name in integers]
-    return next(iter([name for name in usual if name in named] + named + usual), None)
+    several = [f.name for f in schema if _kind(f.type).startswith("list of int") and class_names(features.get(f.name))]
+    return next(iter([name for name in usual if name in named] + named + usual + several), None)

@@ -39,7 +39,11 @@ def described_features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
 
 
 def class_names(feature: Any) -> tuple[str, ...]:
-    """The names of a ``ClassLabel``; empty where the feature is none."""
+    """The names of a ``ClassLabel``, or of a list of them; empty where the feature is neither."""
+    if isinstance(feature, dict) and "feature" in feature:
+        feature = feature["feature"]
+    elif isinstance(feature, list) and len(feature) == 1:  # how older versions note a list
+        feature = feature[0]
     names = feature.get("names") if isinstance(feature, dict) else None
     if isinstance(names, dict):
         names = [names.get(str(number)) for number in range(len(names))]

@@ -66,6 +66,45 @@ def test_what_is_lost_is_told(tmp_path: Path) -> None:
     assert source.describe()["lost"] == ["objects", "tags"]
 
 
+CLASSES = {"names": ["cat", "dog"], "_type": "ClassLabel"}
+
+
+@pytest.mark.parametrize(
+    "feature", [{"feature": CLASSES, "_type": "Sequence"}, {"feature": CLASSES, "_type": "List"}, [CLASSES]]
+)
+@pytest.mark.parametrize("name", ["label", "labels", "tags"])
+def test_several_classes_of_an_image_keep_their_names(tmp_path: Path, feature: Any, name: str) -> None:
+    columns = {"image": [png(), jpeg()], name: [[1, 0], []]}
+    source = ParquetSource(write(tmp_path / "x.parquet", columns, {name: feature}))
+    assert (source.classes, source.lost) == (("cat", "dog"), [])
+    assert [record.columns for record in source] == [{"labels": [1, 0]}, {"labels": []}]
+
+
+def test_lists_of_labels_can_be_chosen(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.parquet", {"image": [png()], "label": [3], "more": [[1, 0]]}, {"more": [CLASSES]})
+    source = ParquetSource(path, label="more")
+    assert source.classes == ("cat", "dog")
+    assert [column.name for column in source.columns] == ["labels", "label"]
+
+
+def test_class_names_of_a_second_column_are_told_to_be_lost(tmp_path: Path) -> None:
+    columns = {"image": [png()], "fine_label": [1], "coarse_label": [0]}
+    source = ParquetSource(
+        write(tmp_path / "x.parquet", columns, {"fine_label": CLASSES, "coarse_label": {**CLASSES, "names": ["pet"]}})
+    )
+    assert (source.classes, source.lost) == (("cat", "dog"), ["class names of coarse_label"])
+    assert [record.columns for record in source] == [{"label": 1, "coarse_label": 0}]
+
+
+@pytest.mark.parametrize("kind", [pa.dictionary(pa.int8(), pa.string()), "string_view", pa.large_string()])
+def test_texts_of_every_form_are_kept(tmp_path: Path, kind: Any) -> None:
+    kind = getattr(pa, kind)() if isinstance(kind, str) else kind
+    texts = pa.array(["left", None, "left"]).cast(kind)
+    source = ParquetSource(write(tmp_path / "x.parquet", {"image": [png()] * 3, "side": texts}))
+    assert source.lost == []
+    assert [record.columns["side"] for record in source] == ["left", "", "left"]
+
+
 def test_paths_that_are_alike_give_row_numbers(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", {"image": images((png(1), "image.png"), (png(2), "image.png"))})
     source = ParquetSource(path)
