@@ -20,8 +20,8 @@ from sources.source_inputs import Trap, example, frame, trapped_pickle
 
 import packfmt
 from packfmt.cli import main
-from packfmt.cli.convert import FLAGS
 from packfmt.cli.convert import convert as command
+from packfmt.cli.flags import as_flags, flag_of
 from packfmt.sources.registry import KINDS
 
 Run = Callable[..., tuple[int, str, str]]
@@ -91,7 +91,43 @@ def test_every_option_of_a_source_can_be_given(name: str) -> None:
     flags = {flag for parameter in command.params for flag in parameter.opts}
     for option in KINDS[name].options():
         if option != "classes":
-            assert FLAGS.get(option, f"--{option.replace('_', '-')}") in flags
+            assert flag_of(option) in flags
+            told = "h5_labels" if option == "labels" else option
+            assert as_flags(f"name it with {told}=") == f"name it with {flag_of(option)}"
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("pass locking=False", "pass --no-locking"),
+        ("pass carve=True to cut", "pass --carve to cut"),
+        ("as layout='NHWC', or h5_labels='' for none", "as --layout 'NHWC', or --h5-labels '' for none"),
+        ("again with which='hr' for it", "again with --which 'hr' for it"),
+        ("with images=, its axes with layout=", "with --images, its axes with --layout"),
+        ("value_range='0,1' or '0,255'. Values", "--range '0,1' or '0,255'. Values"),
+    ],
+)
+def test_messages_name_flags(message: str, told: str) -> None:
+    assert as_flags(message) == told
+
+
+@pytest.mark.parametrize("path", ["/data/images=/x.h5", "image=1/x.h5", "label=True/x", "a.key=", "labels="])
+def test_paths_stay_as_they_are(path: str) -> None:
+    assert as_flags(f"{path}: no such file") == f"{path}: no such file"
+
+
+def test_errors_and_notes_name_flags(run: Run, tmp_path: Path) -> None:
+    import h5py
+
+    with h5py.File("x.h5", "w") as file:
+        file["images"] = np.zeros((2, 8, 8, 3), np.uint8)
+        file["labels"] = [1, 2, 3]
+    assert "name the right labels with --h5-labels, or pass --h5-labels '' for none" in run("x.h5", "out.bin")[2]
+    assert "pass --channels 'bgr'" in run("x.h5", "out.bin", "--h5-labels", "")[1]
+    entries = [(b"num-samples", b"1"), (b"label-000000001", b"text")]
+    entries += [(b"image_%s-000000001" % which, kinds.IMAGES[0]) for which in (b"hr", b"lr")]
+    zoom = write_lmdb(tmp_path / "zoom", entries)
+    assert "again with --which 'lr' for image_lr-*" in run(zoom, "--dry-run")[1]
 
 
 @pytest.mark.parametrize("name", kinds.MADE)

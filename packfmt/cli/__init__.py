@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
+from packfmt.cli.flags import as_flags
 from packfmt.errors import PackfmtError
 from packfmt.version import __version__
 
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (PackfmtError, OSError, ValueError, KeyError, IndexError) as error:
         if debug:
             traceback.print_exc()
-        code = _say(_describe(error), 1)
+        code = _say(as_flags(_describe(error)), 1)
     sys.exit(code)
 
 

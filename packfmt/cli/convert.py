@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from packfmt.cli.flags import as_flags, flag_of
 from packfmt.cli.packing import copy_options, print_report
 from packfmt.cli.show import print_json, print_table, progress_bar
 from packfmt.converting import convert as convert_source
@@ -19,13 +20,6 @@ __all__ = ["convert"]
 
 OWN = {"threads", "shuffle", "shard_size", "backend", "force"}  # options of the copy, not of the source
 SHOWN = 20  # classes, columns or reasons listed
-# Where an option of a source has another name here.
-FLAGS = {
-    "labels": "--h5-labels",
-    "value_range": "--range",
-    "locking": "--no-locking",
-    "labelled": "--flat",
-}
 
 
 @click.command()
@@ -85,6 +79,7 @@ def convert(
         return
     with progress_bar("converting") as progress:
         report = convert_source(_one_or_all(paths[:-1]), paths[-1], kind=kind, bad=bad, progress=progress, **given)
+    report.notes = [as_flags(note) for note in report.notes]
     print_report(report, as_json)
 
 
@@ -126,7 +121,7 @@ def _describe(
 ) -> None:
     with progress_bar("reading") as progress:
         facts = describe_source(_one_or_all(paths), kind=kind, progress=progress, **options)
-    facts["notes"] += notes
+    facts["notes"] = [*(as_flags(note) for note in facts["notes"]), *notes]
     if as_json:
         print_json(facts)
         return
@@ -144,14 +139,10 @@ def _short(value: Any) -> Any:
 
 def _list_kinds(as_json: bool) -> None:
     # What a folder is given as classes comes from --classes-from, which all have.
-    flags = {n: [_flag(option) for option in kind.options() if option != "classes"] for n, kind in KINDS.items()}
+    flags = {n: [flag_of(option) for option in kind.options() if option != "classes"] for n, kind in KINDS.items()}
     if as_json:
         print_json({name: {"what": kind.what, "options": flags[name]} for name, kind in KINDS.items()})
         return
     for name, kind in KINDS.items():
         lines = [kind.what, *([f"options: {' '.join(flags[name])}"] if flags[name] else [])]
         print_table([(f"{name:<9}", lines)])
-
-
-def _flag(option: str) -> str:
-    return FLAGS.get(option) or f"--{option.replace('_', '-')}"

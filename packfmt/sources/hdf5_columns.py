@@ -111,7 +111,7 @@ def _one_number(data: Data, length: int) -> bool:
 def _named_label(root: Group, path: str) -> Data:
     found = root.find(path)
     if not isinstance(found, Data):
-        raise SourceError(f"no dataset at /{path.strip('/')}, which labels= names")
+        raise SourceError(f"no dataset at /{path.strip('/')}, which h5_labels= names")
     return found
 
 
@@ -140,7 +140,7 @@ def _label_spec(data: Data, stack: Stack, notes: list[str]) -> ColumnSpec:
     if rows != stack.length:
         raise SourceError(
             f"/{data.path} has {rows} labels, /{stack.data.path} has {stack.length} images; name the right labels with "
-            "labels=, or labels='' for none"
+            "h5_labels=, or pass h5_labels='' for none"
         )
     spec = _spec(data, "label", stack.length)
     if spec is None:
