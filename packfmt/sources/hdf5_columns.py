@@ -147,7 +147,7 @@ def _label_spec(data: Data, stack: Stack, notes: list[str]) -> ColumnSpec:
         raise SourceError(f"/{data.path} (shape {data.shape}, {data.dtype}) is of a kind that no column holds")
     if data.dtype.kind == "f":
         notes.append(f"/{data.path} is {data.dtype}, no class ids: kept as a column of floats")
-    elif spec[2]:
+    elif spec[2] and spec[3] == "array":
         notes.append(f"/{data.path} has {spec[2][0]} numbers per image: kept as a vector")
     return spec
 

@@ -354,6 +354,7 @@ def test_float_and_text_labels(tmp_path: Path) -> None:
         assert any("no class ids" in note for note in source.notes)
     with HDF5Source(write(tmp_path / "d.h5", images=STACK, labels=[f"wörd {n}" for n in range(7)])) as source:
         assert column(source) == [f"wörd {n}" for n in range(7)]
+        assert not any("labels" in note for note in source.notes)
 
 
 def test_several_stacks_need_a_choice(tmp_path: Path) -> None:
