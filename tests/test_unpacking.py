@@ -256,9 +256,35 @@ def test_a_missing_parent_is_named(home: Path) -> None:
 @pytest.mark.parametrize("keys", [["a", "a/b"], ["a/b", "a"]])
 def test_a_key_that_is_both_file_and_folder_is_an_error(keys: list[str], home: Path) -> None:
     pack = make_pack(home / "pack.bin", keys)
-    with pytest.raises(OSError, match="a'"):
+    with pytest.raises(ConvertError, match=rf"^{home}/target: another record takes the place of '{keys[1]}'"):
         unpacking.unpack(pack, home / "target")
     assert [path.name for path in home.iterdir()] == ["pack.bin"]
+
+
+def test_an_error_names_the_file_that_was_to_be(home: Path) -> None:
+    pack = make_pack(home / "pack.bin", ["a/" + "x" * 256])
+    with pytest.raises(OSError, match="too long") as caught:
+        unpacking.unpack(pack, home / "target")
+    assert caught.value.filename == os.fspath(home / "target" / "a" / ("x" * 256))
+
+
+def test_a_record_in_the_place_of_a_class_folder_is_an_error(home: Path) -> None:
+    with storage.create(home / "pack.bin", classes=["empty"]) as writer:
+        writer.write(b"x", "empty", label=0)
+    with pytest.raises(ConvertError, match="place of the class folder 'empty'"):
+        unpacking.unpack(home / "pack.bin", home / "target")
+    assert [path.name for path in home.iterdir()] == ["pack.bin"]
+
+
+def test_the_next_run_removes_what_a_killed_one_left(home: Path) -> None:
+    pack = make_pack(home / "pack.bin", ["a.jpg", "b.jpg"])
+    program = "import os, sys, packfmt; packfmt.unpack(*sys.argv[1:], progress=lambda *_: os.kill(os.getpid(), 9))"
+    command = [sys.executable, "-c", program, pack, home / "target"]
+    killed = subprocess.run(command, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)
+    assert killed.returncode == -9
+    assert len(list(home.iterdir())) == 2
+    unpacking.unpack(pack, home / "target")
+    assert sorted(path.name for path in home.iterdir()) == ["pack.bin", "target"]
 
 
 def test_a_damaged_record_leaves_nothing(home: Path) -> None:

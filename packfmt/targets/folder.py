@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from packfmt.errors import ConvertError
 from packfmt.record import Column
 from packfmt.storage.base import Buffer
-from packfmt.storage.folders import PendingFolder
 from packfmt.targets.base import Target
-from packfmt.unpacking import is_safe_key
+from packfmt.unpacking import PendingTree, is_safe_key
 
 __all__ = ["FolderWriter"]
 
@@ -46,13 +43,9 @@ class FolderWriter(Target):
         force: bool = False,
     ) -> None:
         super().__init__(os.fspath(path), columns)
-        self._target = Path(self.path)
         self._classes = tuple(classes)
         self._misplaced = 0
-        if os.path.lexists(self._target) and not _is_empty(self._target):
-            raise FileExistsError(errno.EEXIST, "exists and is not an empty folder; name a new one", self.path)
-        self._folder = PendingFolder(self._target, force=True, names=())
-        self._root = Path(self._folder.temporary)
+        self._tree = PendingTree(self.path)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -72,35 +65,20 @@ class FolderWriter(Target):
         values = self._own(key, columns)
         if not is_safe_key(key):
             raise ConvertError(f"{self.path}: the key {key!r} is no file name inside a folder; packfmt cat writes it")
-        path = self._path(key)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "xb") as file:
-                file.write(data)
-        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-            raise ConvertError(
-                f"{self.path}: another record takes the place of {key!r} (same name, or one that differs in case only "
-                "where the file system does not tell those apart); rename one"
-            ) from error
+        self._tree.write(key, data)
         if "label" in values and not self._tells(key, values["label"]):
             self._misplaced += 1
         self._count += 1
 
     def close(self) -> None:
         try:
-            for name in self._classes if self._count and not self._misplaced else ():
-                if is_safe_key(name) and "/" not in name:
-                    self._path(name).mkdir(exist_ok=True)  # a class without images comes back as an empty folder
-            self._folder.publish()
+            self._tree.publish(self._classes if self._count and not self._misplaced else ())
         except BaseException:
             self.discard()
             raise
 
     def discard(self) -> None:
-        self._folder.discard()
-
-    def _path(self, key: str) -> Path:
-        return self._root / os.fsdecode(_raw(key))
+        self._tree.discard()
 
     def _tells(self, key: str, label: Any) -> bool:
         first, slash, _ = key.partition("/")
@@ -112,7 +90,3 @@ class FolderWriter(Target):
 
 def _raw(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
-
-
-def _is_empty(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
