@@ -23,6 +23,7 @@ from packfmt.sources.pack import PackSource
 from packfmt.sources.registry import name_of, open_source, recognise
 from packfmt.sources.relabel import JoinedSource, RelabelledSource
 from packfmt.storage.publish import refuse_existing
+from packfmt.unpacking import refuse_taken
 
 __all__ = ["convert", "describe_source"]
 
@@ -210,7 +211,7 @@ def _copy_shuffled(
     source: Source, target: str, *, create: Callable[..., storage.Writer], shuffle: int | None, bad: Bad, **options: Any
 ) -> PackReport:
     """Copy a source that can be read in one order only, by way of a temporary pack beside the target."""
-    folder = tempfile.mkdtemp(prefix=".packfmt-", suffix=".tmp", dir=Path(target.rstrip("/")).parent)
+    folder = tempfile.mkdtemp(prefix=".packfmt-", suffix=".tmp", dir=os.path.dirname(os.path.abspath(target)))
     try:
         pack = os.path.join(folder, "in-order.bin")
         first = copy_records(source, pack, bad=bad, **options)
@@ -233,6 +234,7 @@ def _target(
 
     Raises:
         ConvertError: an option that this target does not have, or a name that belongs to another format.
+        OSError: no tree can get this name.
     """
     name = target.rstrip("/")
     sizes = {} if shard_size is None else {"shard_size": shard_size}
@@ -249,6 +251,7 @@ def _target(
     if target.endswith("/") or os.path.isdir(target) or not (Path(target).suffix or sizes):
         from packfmt.targets.folder import FolderWriter
 
+        refuse_taken(target)  # before all reading
         return FolderWriter, _none(sizes, target)
     if target.lower().endswith(FOREIGN):
         raise ConvertError(

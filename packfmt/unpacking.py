@@ -43,7 +43,7 @@ def unpack(
 
     Args:
         path: as ``packfmt.open`` takes it.
-        folder: a folder that does not exist yet, or is empty.
+        folder: a folder that does not exist yet, or is empty; not the working directory, nor a mount point.
         progress: called with files written, their bytes, and files in all.
 
     Raises:
@@ -149,6 +149,13 @@ def refuse_taken(path: str | os.PathLike[str]) -> None:
         return
     if target.is_symlink() or not target.is_dir() or any(target.iterdir()):
         raise FileExistsError(errno.EEXIST, "exists and is not an empty folder; name a new one", os.fspath(path))
+    # The finished tree replaces the folder, and these cannot be: a shell would be left in a folder that is gone.
+    for found, what in (
+        (os.path.samefile(target, "."), "the working directory"),
+        (os.path.ismount(target), "a mount point"),
+    ):
+        if found:
+            raise OSError(errno.EBUSY, f"is {what}, which is not replaced; name a new folder in it", str(target))
 
 
 def is_safe_key(key: str) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from packfmt import storage, unpacking
+from packfmt.converting import convert
 from packfmt.errors import ConvertError, CorruptError
 from packfmt.format import HEADER
 
@@ -246,6 +247,38 @@ def test_an_empty_folder_is_taken(home: Path) -> None:
     report = unpacking.unpack(make_pack(home / "pack.bin", ["x.jpg"]), home / "target")
     assert (report.records, report.bytes) == (1, len(b"content of x.jpg"))
     assert tree_of(home / "target") == {b"x.jpg": b"content of x.jpg"}
+
+
+@pytest.mark.parametrize("name", [".", "./", "", "../target"])
+def test_the_working_directory_is_refused(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack, target = make_pack(home / "pack.bin", ["x.jpg"]), home / "target"
+    target.mkdir()
+    monkeypatch.chdir(target)
+    with pytest.raises(OSError, match="is the working directory, which is not replaced; name a new folder") as caught:
+        unpacking.unpack(pack, name)
+    assert caught.value.filename == os.fspath(target)
+    for shuffle in (None, 1):
+        with pytest.raises(OSError, match="is the working directory"):
+            convert(pack, f"{name}/" if name else "./", shuffle=shuffle)
+    assert sorted(path.name for path in home.rglob("*")) == ["pack.bin", "target"]
+
+
+def test_a_mount_point_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack, target = make_pack(home / "pack.bin", ["x.jpg"]), home / "target"
+    target.mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == target)
+    with pytest.raises(OSError, match="is a mount point, which is not replaced; name a new folder"):
+        unpacking.unpack(pack, target)
+    assert sorted(path.name for path in home.rglob("*")) == ["pack.bin", "target"]
+
+
+@pytest.mark.parametrize("target", ["new", "new/", "./new", "../home/new", "new/."])
+def test_a_target_is_found_however_it_is_written(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = make_pack(tmp_path / "pack.bin", ["x.jpg"])
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path / "home")
+    unpacking.unpack(pack, target)
+    assert [path.name for path in (tmp_path / "home").rglob("*")] == ["new", "x.jpg"]
 
 
 def test_a_missing_parent_is_named(home: Path) -> None:
