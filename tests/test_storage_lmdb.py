@@ -565,6 +565,30 @@ def test_a_full_disk_is_an_error_of_the_system_and_leaves_nothing(tmp_path: Path
     assert os.listdir(tmp_path) == []
 
 
+def test_a_map_that_finds_no_room_in_memory_is_an_error_of_the_system(tmp_path: Path) -> None:
+    code = """
+        import errno, os, re, resource, sys
+        from packfmt import storage
+        from packfmt.storage import lmdb_writer
+        lmdb_writer.MAP_SIZE = lmdb_writer.BATCH = 1 << 20
+        with storage.create(sys.argv[1] + "-first.lmdb") as writer:  # all modules are loaded
+            writer.write(b"", "key")
+        used = int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read())[1]) << 10
+        resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), used + (64 << 20)))
+        lmdb_writer.MAP_SIZE = 16 << 20
+        try:
+            with storage.create(sys.argv[1]) as writer:
+                for i in range(100):
+                    writer.write(bytes(1 << 20), str(i))
+        except OSError as error:
+            print(errno.errorcode[error.errno], error.filename)
+    """
+    path = tmp_path / "out.lmdb"
+    result = run(code, path)
+    assert result.stdout.split() == ["ENOMEM", str(path)], result
+    assert os.listdir(tmp_path) == ["out.lmdb-first.lmdb"]
+
+
 def test_memory_does_not_grow_with_the_records(tmp_path: Path) -> None:
     code = """
         import resource, sys

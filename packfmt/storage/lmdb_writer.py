@@ -98,22 +98,30 @@ class LMDBWriter(RecordingWriter):
             self._commit()
 
     def _commit(self) -> None:
-        while True:
-            try:
-                with self._environment.begin(write=True) as transaction, transaction.cursor() as cursor:
-                    cursor.putmulti(self._batch, append=True)
-                break
-            except lmdb.MapFullError:  # the transaction is undone; the batch is still here
+        try:
+            while not self._fits():
                 self._map_size *= 2
                 self._environment.set_mapsize(self._map_size)
-            except lmdb.Error as error:
-                raise explain(error, self.path, f"cannot write {self._batch_size} bytes") from error
+        except lmdb.Error as error:
+            raise explain(error, self.path, f"cannot write {self._batch_size} bytes") from error
         self._batch.clear()
         self._batch_size = 0
 
+    def _fits(self) -> bool:
+        """Write the batch. False where the map is full: then the transaction is undone, and the batch still here."""
+        try:
+            with self._environment.begin(write=True) as transaction, transaction.cursor() as cursor:
+                cursor.putmulti(self._batch, append=True)
+        except lmdb.MapFullError:
+            return False
+        return True
+
     def _complete(self) -> None:
         self._commit()
-        pages, page_size = self._environment.info()["last_pgno"] + 1, self._environment.stat()["psize"]
+        try:
+            pages, page_size = self._environment.info()["last_pgno"] + 1, self._environment.stat()["psize"]
+        except lmdb.Error as error:
+            raise explain(error, self.path, "LMDB cannot finish it") from error
         self._environment.close()
         # The file ends where its last page does: LMDB leaves room behind it, or leaves pages out that it freed.
         os.truncate(self._data_file, pages * page_size)
