@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from functools import partial
@@ -239,6 +240,30 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, options: dic
         assert (outcome(child), below(folder)) == (errno.EFBIG, []), limit
     assert outcome(in_child(partial(write_on_a_disk_of, need, folder / "out", options))) == 0
     assert contents(folder / ("out.json" if options else "out")) == EXPECTED
+
+
+@pytest.mark.parametrize("size", [4 << 10, 3 << 20])
+@pytest.mark.parametrize("name", ["out.bin", "out-0.bin", "out.tar", "out-%d.tar", "out.parquet", "out"])
+def test_the_error_of_a_full_disk_names_the_file(name: str, size: int, tmp_path: Path) -> None:
+    code = """
+        import resource, sys
+        from packfmt import storage
+        from packfmt.targets import folder, parquet, tar
+        path, size = sys.argv[1], int(sys.argv[2])
+        makes = {".tar": tar.TarWriter, ".parquet": parquet.ParquetWriter, "/out": folder.FolderWriter}
+        make = next((make for end, make in makes.items() if path.endswith(end)), storage.create)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        try:
+            with make(path, **({"shard_size": 1 << 30} if "/out-" in path else {})) as writer:
+                writer.write(bytes(size), "key")
+        except OSError as error:
+            print(error.strerror, error.filename, sep="\\n")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / name), str(size)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    written = {"out-0.bin": "out-0-00000.bin", "out-%d.tar": "out-0.tar", "out": "out/key"}.get(name, name)
+    assert done.stdout.splitlines() == ["File too large", str(tmp_path / written)], done
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- killed writers

@@ -565,6 +565,24 @@ def test_a_full_disk_is_an_error_of_the_system_and_leaves_nothing(tmp_path: Path
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize(("free", "expected"), [(0, "ENOSPC"), (1 << 20, "EIO")])
+def test_a_short_write_is_a_full_disk_where_the_disk_is_full(tmp_path: Path, free: int, expected: str) -> None:
+    code = """
+        import errno, os, resource, sys, types
+        from packfmt import storage
+        free = types.SimpleNamespace(f_bavail=int(sys.argv[2]), f_frsize=4096)
+        os.statvfs = lambda path: free
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        try:
+            with storage.create(sys.argv[1]) as writer:
+                writer.write(bytes(1 << 20), "key")
+        except OSError as error:
+            print(errno.errorcode[error.errno], error.filename)
+    """
+    path = tmp_path / "out.lmdb"
+    assert run(code, path, free).stdout.split() == [expected, str(path)]
+
+
 def test_a_map_that_finds_no_room_in_memory_is_an_error_of_the_system(tmp_path: Path) -> None:
     code = """
         import errno, os, re, resource, sys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -103,7 +104,7 @@ class LMDBWriter(RecordingWriter):
                 self._map_size *= 2
                 self._environment.set_mapsize(self._map_size)
         except lmdb.Error as error:
-            raise explain(error, self.path, f"cannot write {self._batch_size} bytes") from error
+            raise self._explain(error) from error
         self._batch.clear()
         self._batch_size = 0
 
@@ -115,6 +116,15 @@ class LMDBWriter(RecordingWriter):
         except lmdb.MapFullError:
             return False
         return True
+
+    def _explain(self, error: lmdb.Error) -> Exception:
+        doing = f"cannot write {self._batch_size} bytes"
+        found = explain(error, self.path, doing)
+        if isinstance(found, OSError) and found.errno == errno.EIO and hasattr(os, "statvfs"):
+            disk = os.statvfs(self._target.temporary)
+            if disk.f_bavail * disk.f_frsize < self._batch_size:  # LMDB calls a short write EIO
+                return OSError(errno.ENOSPC, f"{doing}: {os.strerror(errno.ENOSPC)}", self.path)
+        return found
 
     def _complete(self) -> None:
         self._commit()

@@ -10,7 +10,8 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedWriter, RawIOBase
 from pathlib import Path
 from typing import IO, cast
@@ -22,7 +23,7 @@ try:
 except ImportError:  # Windows: leftovers of killed writers are not told from living ones there, and stay
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["SUFFIX", "PendingFile", "fsync_folder", "lock", "refuse_existing", "temporary_name"]
+__all__ = ["SUFFIX", "PendingFile", "fsync_folder", "lock", "naming", "refuse_existing", "temporary_name"]
 
 WRITE_BACK = 16 << 20  # bytes after which the disk is set to work, while more are being written
 BUFFER = 1 << 20  # bytes gathered before a write: one system call for many small records
@@ -35,6 +36,17 @@ def refuse_existing(path: Path) -> None:
     """Raise FileExistsError if the target is there."""
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, "exists; choose another name or force overwriting (--force)", str(path))
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Give this name to errors of the system that have none: a full disk's, since a write knows a number only."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = os.fspath(path)
+        raise
 
 
 class PendingFile:
@@ -85,10 +97,11 @@ class PendingFile:
         """Write everything to the disk. Raises OSError where the disk refuses."""
         if self._finished:
             return
-        self.stream.flush()
-        os.fsync(self.stream.fileno())
-        if self._guarded:
-            self.stream.close()
+        with naming(self.path):
+            self.stream.flush()
+            os.fsync(self.stream.fileno())
+            if self._guarded:
+                self.stream.close()
         self._finished = True
 
     def publish(self) -> None:

@@ -18,6 +18,7 @@ from packfmt.images.sniff import sniff
 from packfmt.record import IMAGE_COLUMNS, KEY, Column, infer_column
 from packfmt.storage.base import Buffer, Writer
 from packfmt.storage.keys import KeyHashes, refuse_same_keys
+from packfmt.storage.publish import naming
 from packfmt.storage.table import TableSpool
 
 __all__ = ["RecordingWriter", "checked_facts", "image_values", "merge_columns"]
@@ -129,8 +130,9 @@ class RecordingWriter(Writer):
         # All that can be refused has been: from here on, an error leaves the files in no known state.
         self._state = "broken"
         self._table = table
-        self._store(data)
-        table.append(encoded)
+        with naming(self.path):
+            self._store(data)
+            table.append(encoded)
         self._keys.append(key.encode("utf-8", "surrogateescape"))
         self._records_end += size
         self._count += 1
@@ -147,6 +149,11 @@ class RecordingWriter(Writer):
             return
         self._require("open")
         self._state = "broken"
+        with naming(self.path):
+            self._finish()
+        self._state = "finished"
+
+    def _finish(self) -> None:
         if self._keys is self._own_keys:
             refuse_same_keys(self.path, self._keys.repeated(), self.written_keys())
         self._table = table = self._table or self._spools({})
@@ -162,7 +169,6 @@ class RecordingWriter(Writer):
         self._complete()
         self._close_spools()
         self.content_id = identity.hex()
-        self._state = "finished"
 
     def publish(self) -> None:
         """Give the finished pack its final name."""

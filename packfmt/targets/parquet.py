@@ -16,7 +16,7 @@ from packfmt.record import Column
 from packfmt.sources.facts import SCHEMA_KEY, Facts
 from packfmt.sources.parquet import load_arrow
 from packfmt.storage.base import Buffer
-from packfmt.storage.publish import PendingFile
+from packfmt.storage.publish import PendingFile, naming
 from packfmt.targets.base import Target
 
 __all__ = ["ParquetWriter"]
@@ -91,7 +91,8 @@ class ParquetWriter(Target):
     def close(self) -> None:
         try:
             self._flush()
-            self._writer.close()
+            with naming(self.path):
+                self._writer.close()
             self._file.publish()
         except BaseException:
             self.discard()
@@ -114,7 +115,9 @@ class ParquetWriter(Target):
 
     def _flush(self) -> None:
         if self._rows[IMAGE]:
-            self._writer.write_table(self._arrow.table(self._rows, schema=self._schema))
+            table = self._arrow.table(self._rows, schema=self._schema)
+            with naming(self.path):
+                self._writer.write_table(table)
         self._rows = {name: [] for name in self._schema.names}
         self._held = 0
 

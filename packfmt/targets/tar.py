@@ -17,7 +17,7 @@ from packfmt.record import Column
 from packfmt.sources.facts import TAR_MEMBER, Facts, to_json
 from packfmt.sources.tarparts import facts_parts
 from packfmt.storage.base import Buffer
-from packfmt.storage.publish import PendingFile, refuse_existing
+from packfmt.storage.publish import PendingFile, naming, refuse_existing
 from packfmt.targets.base import Target
 from packfmt.unpacking import is_safe_key
 
@@ -81,7 +81,8 @@ class TarWriter(Target):
         parts = self._make_parts(values)
         size = memoryview(data).nbytes
         if self._several and self._held and self._held + size > self._shard_size:
-            self._tar.close()
+            with naming(self._pending[-1].path):
+                self._tar.close()
             self._pending[-1].finish()
             self._start_shard()
         self._add(key, data)
@@ -99,7 +100,8 @@ class TarWriter(Target):
 
     def close(self) -> None:
         try:
-            self._tar.close()
+            with naming(self._pending[-1].path):
+                self._tar.close()
             for file in self._pending:
                 file.finish()
             further = self._further_shards()
@@ -168,4 +170,5 @@ class TarWriter(Target):
     def _add(self, name: str, data: Buffer) -> None:
         member = tarfile.TarInfo(name)
         member.size = memoryview(data).nbytes
-        self._tar.addfile(member, io.BytesIO(data))
+        with naming(self._pending[-1].path):
+            self._tar.addfile(member, io.BytesIO(data))
