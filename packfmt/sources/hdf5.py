@@ -59,7 +59,7 @@ class HDF5Source(IsolatedSource):
         channels: "rgb" or "bgr"; None takes RGB, and says so.
         encode: "png" or "jpeg:QUALITY", for pixels.
         locking: False opens a file that another program has locked.
-        timeout: seconds without a record after which reading ends with an error.
+        timeout: seconds without a record after which reading ends with an error; at most a day.
 
     Raises:
         FileNotFoundError: there is no such path, or no HDF5 file in the folder.

@@ -22,6 +22,9 @@ from packfmt.sources.values import is_side_text
 
 __all__ = ["IsolatedSource", "RawPixels"]
 
+LONGEST = 86400  # seconds: a day. Timers of the system's end at some 24 days
+
+
 @dataclass(frozen=True, slots=True)
 class RawPixels:
     """A handle of an image that is there as pixels; ``load`` encodes it.
@@ -50,14 +53,14 @@ class IsolatedSource(Source):
         request: JSON-able, for that reader.
         path: what is read, for messages.
         memory: limit on the child's address space, bytes.
-        timeout: seconds the child may take to its next records.
+        timeout: seconds the child may take to its next records, at most a day.
         encode: "png" or "jpeg:QUALITY", for images that are there as pixels only.
         files: the input files, whose parts the child may name by offset.
         check: decode each image before it is handed on.
 
     Raises:
         SourceError: the file was refused, crashed its reader, or took too long.
-        ValueError: ``encode`` is unknown.
+        ValueError: ``encode`` is unknown, or ``timeout`` out of range.
     """
 
     def __init__(
@@ -73,6 +76,8 @@ class IsolatedSource(Source):
         check: bool = False,
     ) -> None:
         super().__init__()
+        if not 0 < timeout <= LONGEST:  # nan is refused too
+            raise ValueError(f"{path}: timeout {timeout} must be above 0 and at most {LONGEST} seconds; choose another")
         self.path = path
         self._order = (reader, request)
         self._limits = {"memory": memory, "timeout": timeout}

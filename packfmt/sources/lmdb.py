@@ -65,7 +65,7 @@ class LMDBSource(IsolatedSource):
         carve: cut JPEGs out of ``pyarrow.serialize`` values; labels are lost.
         database: the named database to read; default all of them, where there are any.
         encode: "png" or "jpeg:QUALITY", for raw pixels.
-        timeout: seconds without a record after which reading ends with an error.
+        timeout: seconds without a record after which reading ends with an error; at most a day.
 
     Raises:
         FileNotFoundError: there is no such path, or no environment in it.

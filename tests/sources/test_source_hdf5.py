@@ -389,3 +389,9 @@ def test_opaque_values_with_a_tag_are_read(tmp_path: Path) -> None:
         data.write(h5py.h5s.ALL, h5py.h5s.ALL, np.array(files, dtype=f"V{width}"), kind)
     with HDF5Source(tmp_path / "x.h5") as source:
         assert [bytes(record.data) for record in source] == files
+
+
+def test_a_timeout_out_of_range_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
+    with pytest.raises(ValueError, match=r"x\.h5: timeout 1e\+18 must be above 0 and at most 86400 seconds"):
+        HDF5Source(tmp_path / "x.h5", timeout=1e18)

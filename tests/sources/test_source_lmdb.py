@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import random
+import re
 import struct
 import sys
 from collections.abc import Iterable
@@ -562,3 +563,12 @@ class TestRealData:
         with LMDBSource(self.root / "lmdb-restoration") as source:
             names = [row[0] for row in rows(source)]
         assert names == ["gt.lmdb/baboon", "gt.lmdb/comic", "lq.lmdb/baboon", "lq.lmdb/comic"]
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, 86401, 1e7, 1e18, float("inf"), float("nan")])
+def test_a_timeout_out_of_range_is_refused(tmp_path: Path, timeout: float) -> None:
+    path = write_lmdb(tmp_path / "db", text_recognition(1))
+    with pytest.raises(ValueError, match=rf"db: timeout {re.escape(str(timeout))} must be above 0 and at most 86400 s"):
+        LMDBSource(path, timeout=timeout)
+    with LMDBSource(path, timeout=86400) as source:
+        assert len(rows(source)) == 1
