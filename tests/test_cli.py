@@ -420,6 +420,24 @@ def test_a_reader_that_has_gone_is_no_error_of_ours(verb: str, tmp_path: Path) -
     assert (done.returncode, done.stderr) == (1, b"")
 
 
+@pytest.mark.skipif(os.name == "nt", reason="needs a Unix shell")
+@pytest.mark.parametrize("arguments", [["verify", "out.bin"], ["cat", "out.bin", "0"], ["--help"]])
+def test_closed_standard_output_is_said(arguments: list[str], pack: Path) -> None:
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "packfmt.cli", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, timeout=60, cwd=pack.parent, env=environment, check=False)
+    expected = b"packfmt: standard output is closed; send it to a file, or to /dev/null\n"
+    assert (done.returncode, done.stderr) == (1, expected)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a Unix shell")
+def test_closed_standard_error_sends_no_message_to_standard_output(tmp_path: Path) -> None:
+    command = ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-m", "packfmt.cli", "cat", "missing.bin", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, timeout=60, cwd=tmp_path, env=environment, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+
+
 # The signal comes when the second record is written: the first is on the disk, the threads are at work.
 AT_THE_SECOND_RECORD = """
 import os

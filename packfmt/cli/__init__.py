@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 1 failed, 2 wrong usage, 130 and 143 interrupted."""
     arguments, debug = _without_debug(sys.argv[1:] if arguments is None else list(arguments))
     signal.signal(signal.SIGTERM, _terminate)
+    if sys.stdout is None:  # also, the next file that is opened would become what child processes print to
+        sys.exit(_say("standard output is closed; send it to a file, or to /dev/null", 1))
     try:
         group.main(arguments, prog_name="packfmt", standalone_mode=False)
         sys.stdout.flush()
@@ -93,7 +95,8 @@ def _describe(error: Exception) -> str:
 
 
 def _say(message: str, code: int) -> int:
-    print(f"packfmt: {message}".encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
+    if sys.stderr is not None:  # closed: print would take standard output
+        print(f"packfmt: {message}".encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
     return code
 
 
