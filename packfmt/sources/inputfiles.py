@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 
 from packfmt.errors import SourceError
@@ -25,6 +26,7 @@ class InputFiles:
         self._sizes: dict[int, int] = {}
         self._open: dict[int, int] = {}
         self._lock = threading.Lock()
+        weakref.finalize(self, _close_all, self._open)  # for who forgets to close
 
     def holds(self, file: object, offset: object, size: object) -> bool:
         """Whether the file has that many bytes there, or had when it was first asked about."""
@@ -58,9 +60,7 @@ class InputFiles:
     def close(self) -> None:
         """Close the files; a later read opens them again."""
         with self._lock:
-            descriptors, self._open = list(self._open.values()), {}
-        for descriptor in descriptors:
-            os.close(descriptor)
+            _close_all(self._open)
 
     def _descriptor(self, file: int) -> int:
         if file >= _KEPT_OPEN:
@@ -72,3 +72,8 @@ class InputFiles:
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
                 self._open[file] = descriptor
             return self._open[file]
+
+
+def _close_all(opened: dict[int, int]) -> None:
+    while opened:
+        os.close(opened.popitem()[1])

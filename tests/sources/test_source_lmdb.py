@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import hashlib
 import itertools
 import json
@@ -572,3 +573,25 @@ def test_a_timeout_out_of_range_is_refused(tmp_path: Path, timeout: float) -> No
         LMDBSource(path, timeout=timeout)
     with LMDBSource(path, timeout=86400) as source:
         assert len(rows(source)) == 1
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors in /proc")
+def test_a_dropped_source_leaves_no_descriptor(tmp_path: Path) -> None:
+    path = write_lmdb(tmp_path / "db", text_recognition(3))
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        source = LMDBSource(path)
+        assert len(rows(source)) == 3
+        del source
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_input_files_are_opened_again_after_closing(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"content")
+    files = InputFiles([str(tmp_path / "x")])
+    for _ in range(2):
+        assert files.read(0, 3, 4) == b"tent"
+        files.close()
+        files.close()
