@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from packfmt.errors import SourceError
 from packfmt.sources.datum import bgr_planes_to_rgb, read_datum
 from packfmt.sources.frames import Item
-from packfmt.sources.lmdb_layouts import META_KEYS, ColumnSpec, Layout, key_text, numbered, plain_int
+from packfmt.sources.lmdb_labels import allowed, fits, is_storable, label_column, shown
+from packfmt.sources.lmdb_layouts import META_KEYS, Layout, key_text, numbered, plain_int
 from packfmt.sources.lmdb_table import Entry, Table
 from packfmt.sources.msgpack import MsgpackError, read_msgpack
 from packfmt.sources.pickles import PickleError, read_pickle
@@ -46,7 +46,7 @@ class Serialised(Layout):
             raise self._refusal(probes)
         self.name = f"tensorpack {kind}" if self._padded else f"folder2lmdb {kind}"
         self._named = all(sample.names for sample in samples)
-        self._label = _label_column([sample.label for sample in samples])
+        self._label = label_column([sample.label for sample in samples])
         self._set_columns(table)
 
     def _set_columns(self, table: Table) -> None:
@@ -111,11 +111,14 @@ class Serialised(Layout):
     def _row(self, sample: Sample) -> tuple[Any, ...]:
         row: list[Any] = []
         if self._label is not None:
-            if not _fits(sample.label, self._label):
-                raise ValueFault(f"label {str(sample.label)[:60]!r} is of another kind than the first records'")
+            if not fits(sample.label, self._label):
+                raise ValueFault(f"label {shown(sample.label)} is not {allowed(self._label)}, as the first ones are")
             row.append(sample.label)
         if self._named:
-            row.append(sample.names[0] if sample.names else "")
+            name = sample.names[0] if sample.names else ""
+            if not is_storable(name):
+                raise ValueFault(f"name {shown(name)} is not a text that can be written as UTF-8")
+            row.append(name)
         return tuple(row)
 
     def _note_index(self) -> None:
@@ -129,41 +132,6 @@ class Serialised(Layout):
             except ValueFault:
                 stated = plain_int(value)
         self.note_count(key, stated if isinstance(stated, int) else None, "records")
-
-
-def _label_column(labels: list[Any]) -> ColumnSpec | None:
-    """The column for the most common kind of these labels, or None where that is none at all."""
-    kinds = Counter(_label_kind(label) for label in labels)
-    kind = kinds.most_common(1)[0][0]
-    if kind == "<i8" and kinds["<f8"]:
-        kind = "<f8"
-    if kind in ("", "text"):
-        return ("label", "|u1", (None,), "text") if kind else None
-    if kind != "vector":
-        return ("label", kind, (), "array")
-    rows = [label for label in labels if isinstance(label, list)]
-    widths = {len(row) for row in rows}
-    dtype = "<i8" if all(isinstance(number, int) for row in rows for number in row) else "<f8"
-    return ("label", dtype, (widths.pop(),) if len(widths) == 1 else (None,), "array")
-
-
-def _label_kind(label: Any) -> str:
-    names = {int: "<i8", float: "<f8", str: "text", list: "vector"}
-    return names.get(type(label), "")
-
-
-def _fits(label: Any, column: ColumnSpec) -> bool:
-    _, dtype, shape, kind = column
-    number: Callable[[Any], bool] = (
-        (lambda one: isinstance(one, int) and -(2**63) <= one < 2**63)
-        if dtype == "<i8"
-        else (lambda one: isinstance(one, int | float))
-    )
-    if kind == "text":
-        return isinstance(label, str)
-    if shape == ():
-        return number(label)
-    return isinstance(label, list) and shape[0] in (None, len(label)) and all(number(one) for one in label)
 
 
 class Carved(Layout):

@@ -270,7 +270,7 @@ def _made(dtype: Any, shape: Any, data: Any) -> Array | None:
     if not (isinstance(dtype, Opaque) and dtype.name == "numpy dtype" and isinstance(dtype.arguments, tuple)):
         return None
     name = dtype.arguments[0] if dtype.arguments else None
-    whole = isinstance(shape, tuple) and all(isinstance(size, int) and size >= 0 for size in shape)
+    whole = isinstance(shape, tuple) and all(isinstance(size, int) and 0 <= size < 1 << 63 for size in shape)
     if not (isinstance(name, str) and whole and isinstance(data, bytes | bytearray)):
         return None
     order = dtype.state[1] if isinstance(dtype.state, tuple) and len(dtype.state) > 1 else "="

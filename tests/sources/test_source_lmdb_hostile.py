@@ -15,9 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgpack
+import numpy as np
 import pytest
 from foreign_inputs import Bomb, encoded, write_lmdb
 
+from packfmt import convert
 from packfmt.errors import DecodeError, SourceError
 from packfmt.sources import isolated
 from packfmt.sources.frames import HEADER, FrameError, read_frame
@@ -96,6 +98,43 @@ def test_damaged_values_are_bad_entries_and_the_rest_is_read(tmp_path: Path) -> 
             except DecodeError as error:
                 told.append(error.message.split()[0] + " " + error.key)
         assert told == ["0", "a 1", "no 2", "a 3", "label 4", "5"]
+
+
+@pytest.mark.parametrize(
+    ("good", "odd", "told"),
+    [
+        (1, 1 << 70_000, "thousands of digits"),
+        (1, 1 << 63, "9223372036854775808 is not a 64-bit integer"),
+        (0.5, 10**400, "is not a number that a float64 holds"),
+        ([1, 2], [1, 1 << 70_000], "thousands of digits"),
+        ("word", "\ud800x", "written as UTF-8"),
+        ("word", 5, "label 5 is not a text"),
+    ],
+    ids=["int of many digits", "int of 65 bits", "float", "row", "half a pair", "another kind"],
+)
+def test_a_label_that_no_column_holds_is_one_bad_entry(tmp_path: Path, good: object, odd: object, told: str) -> None:
+    labels = [good] * 20 + [odd, good]
+    values = [(b"%d" % n, pickle.dumps((encoded(n), label))) for n, label in enumerate(labels)]
+    report = convert(write_lmdb(tmp_path / "db", values), tmp_path / "out.bin", bad="skip")
+    assert (report.records, [problem.key for problem in report.problems]) == (21, ["20"])
+    assert told in report.problems[0].reason
+
+
+def test_a_name_that_cannot_be_written_is_one_bad_entry(tmp_path: Path) -> None:
+    names = ["a.jpg", "\ud800.jpg"]
+    values = [(b"%d" % n, pickle.dumps((name, encoded(n), "text"))) for n, name in enumerate(names)]
+    report = convert(write_lmdb(tmp_path / "db", values), tmp_path / "out.bin", bad="skip")
+    assert [(problem.key, problem.reason.split()[0]) for problem in report.problems] == [("1", "name")]
+
+
+def test_an_array_of_a_size_of_many_digits_is_one_bad_entry(tmp_path: Path) -> None:
+    odd = pickle.dumps((encoded(1), np.arange(3)), 2)
+    size = (1 << 70_000).to_bytes(8751, "little")
+    assert odd.count(b"K\x03\x85") == 1
+    odd = odd.replace(b"K\x03\x85", b"\x8b" + len(size).to_bytes(4, "little") + size + b"\x85")
+    values = [(b"0", pickle.dumps((encoded(0), 1))), (b"1", odd)]
+    report = convert(write_lmdb(tmp_path / "db", values), tmp_path / "out.bin", bad="skip")
+    assert [problem.key for problem in report.problems] == ["1"]
 
 
 def test_pickles_run_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""The column for the labels of serialised values, and whether a label fits it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from packfmt.sources.lmdb_layouts import ColumnSpec
+
+__all__ = ["allowed", "fits", "is_storable", "label_column", "shown"]
+
+
+def label_column(labels: list[Any]) -> ColumnSpec | None:
+    """The column for the most common kind of these labels, or None where that is none at all."""
+    kinds = Counter(_label_kind(label) for label in labels)
+    kind = kinds.most_common(1)[0][0]
+    if kind == "<i8" and kinds["<f8"]:
+        kind = "<f8"
+    if kind in ("", "text"):
+        return ("label", "|u1", (None,), "text") if kind else None
+    if kind != "vector":
+        return ("label", kind, (), "array")
+    rows = [label for label in labels if isinstance(label, list)]
+    widths = {len(row) for row in rows}
+    dtype = "<i8" if all(isinstance(number, int) for row in rows for number in row) else "<f8"
+    return ("label", dtype, (widths.pop(),) if len(widths) == 1 else (None,), "array")
+
+
+def _label_kind(label: Any) -> str:
+    names = {int: "<i8", float: "<f8", str: "text", list: "vector"}
+    return names.get(type(label), "")
+
+
+def fits(label: Any, column: ColumnSpec) -> bool:
+    """Whether the column holds the label as it is."""
+    _, dtype, shape, kind = column
+    if kind == "text":
+        return isinstance(label, str) and is_storable(label)
+    if shape == ():
+        return _is_held(label, dtype)
+    whole = isinstance(label, list) and shape[0] in (None, len(label))
+    return whole and all(_is_held(one, dtype) for one in label)
+
+
+def _is_held(number: Any, dtype: str) -> bool:
+    if isinstance(number, int):
+        return -(2**63) <= number < 2**63 and (dtype == "<i8" or float(number) == number)
+    return isinstance(number, float) and dtype == "<f8"
+
+
+def is_storable(text: str) -> bool:
+    """Whether a text can be written; a pickle may hold halves of surrogate pairs, which cannot."""
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def allowed(column: ColumnSpec) -> str:
+    """What fits the column, for a message."""
+    _, dtype, shape, kind = column
+    if kind == "text":
+        return "a text that can be written as UTF-8"
+    number = "a 64-bit integer" if dtype == "<i8" else "a number that a float64 holds exactly"
+    if shape == ():
+        return number
+    return f"a row of {'any length' if shape[0] is None else shape[0]}, each {number}"
+
+
+def shown(label: Any) -> str:
+    """The start of a label, for a message."""
+    try:
+        return repr(label[:60] if isinstance(label, str | list) else label)[:60]
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        return "of thousands of digits"
