@@ -11,9 +11,9 @@ __all__ = ["allowed", "fits", "is_storable", "label_column", "shown"]
 
 
 def label_column(labels: list[Any]) -> ColumnSpec | None:
-    """The column for the most common kind of these labels, or None where that is none at all."""
-    kinds = Counter(_label_kind(label) for label in labels)
-    kind = kinds.most_common(1)[0][0]
+    """The column for the most common kind of these labels, or None where there is none at all."""
+    kinds = Counter(_label_kind(label) for label in labels if label is not None)
+    kind = kinds.most_common(1)[0][0] if kinds else ""
     if kind == "<i8" and kinds["<f8"]:
         kind = "<f8"
     if kind in ("", "text"):

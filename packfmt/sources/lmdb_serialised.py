@@ -111,6 +111,8 @@ class Serialised(Layout):
     def _row(self, sample: Sample) -> tuple[Any, ...]:
         row: list[Any] = []
         if self._label is not None:
+            if sample.label is None:
+                raise ValueFault("has no label that can be read")
             if not fits(sample.label, self._label):
                 raise ValueFault(f"label {shown(sample.label)} is not {allowed(self._label)}, as the first ones are")
             row.append(sample.label)

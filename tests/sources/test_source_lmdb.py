@@ -405,6 +405,17 @@ def test_table_master(tmp_path: Path) -> None:
         ]
 
 
+def test_where_most_records_have_no_label_those_there_are_kept(tmp_path: Path) -> None:
+    values = [(b"%d" % n, pickle.dumps((encoded(n), None if n % 3 else n))) for n in range(9)]
+    with LMDBSource(write_lmdb(tmp_path / "db", values)) as source:
+        assert source.columns == (NUMBER,)
+        handles = list(source.entries())
+        assert [source.load(handle).columns["label"] for handle in handles[::3]] == [0, 3, 6]
+        with pytest.raises(DecodeError, match="has no label"):
+            source.load(handles[1])
+        assert not any("no label" in note for note in source.notes)
+
+
 def arrow(body: bytes) -> bytes:
     """How pyarrow.serialize begins: four counts, an Arrow stream's continuation mark, and the buffers later."""
     return struct.pack("<4i", 0, 0, 0, 1) + b"\xff\xff\xff\xff" + struct.pack("<i", 64) + bytes(64) + body + bytes(13)
