@@ -41,6 +41,7 @@ class Layout(ABC):
     Attributes:
         name: what a person calls it.
         columns: what each record has: (name, dtype, shape, kind) each.
+        lost: names of what the first records hold and no column keeps.
         notes: complete once the items are through; likewise ``skipped``.
         verbatim: whether every value is an image file as it stands.
         side_texts: whether texts may lie beside the images, to be passed over.
@@ -53,6 +54,7 @@ class Layout(ABC):
     def __init__(self, table: Table) -> None:
         self.table = table
         self.columns: list[ColumnSpec] = []
+        self.lost: list[str] = []
         self.notes: list[str] = []
         self.skipped: Counter[str] = Counter()
         self.found = 0

@@ -37,6 +37,7 @@ class LMDBJob:
         """Layout, columns, and the count where it is known. All environments must agree."""
         name, columns, counts, first = "", None, [], ""
         small, texts = True, False
+        lost: dict[str, None] = {}
         for path, _, layout in self._layouts():
             if columns is not None and (layout.name, layout.columns) != (name, columns):
                 raise SourceError(
@@ -47,9 +48,11 @@ class LMDBJob:
             counts.append(layout.count())
             small = small and layout.verbatim and layout.located()
             texts = texts or layout.side_texts
+            lost.update(dict.fromkeys(layout.lost))
         known = [count for count in counts if count is not None]
         count = sum(known) if len(known) == len(counts) else None
-        return {"layout": name, "columns": columns, "count": count, "random_access": small, "side_texts": texts}
+        facts = {"layout": name, "columns": columns, "count": count, "random_access": small, "side_texts": texts}
+        return {**facts, "lost": list(lost)}
 
     def items(self) -> Iterator[Item | Flush]:
         """All records, environment by environment."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from packfmt.sources.values import Sample, ValueFault, image_kind, opaque_names,
 __all__ = ["CaffeDatum", "Carved", "RawSquares", "Serialised"]
 
 _PROBES = 16
+_MAX_LOST = 32  # names of lost fields that are counted apart
 
 
 def read_value(kind: str, value: bytes | memoryview) -> Any:
@@ -47,9 +49,10 @@ class Serialised(Layout):
         self.name = f"tensorpack {kind}" if self._padded else f"folder2lmdb {kind}"
         self._named = all(sample.names for sample in samples)
         self._label = label_column([sample.label for sample in samples])
-        self._set_columns(table)
+        self._set_columns()
+        self.lost = list(dict.fromkeys(name or "further parts" for sample in samples for name in self._lost_of(sample)))
 
-    def _set_columns(self, table: Table) -> None:
+    def _set_columns(self) -> None:
         if self._label is not None:
             self.columns.append(self._label)
         if self._named:
@@ -89,6 +92,7 @@ class Serialised(Layout):
     def items(self) -> Iterator[Item]:
         """Records in the numbers' order."""
         named: set[str] = set()
+        lost: Counter[str] = Counter()
         for key, value in self.table.scan() if self._padded else numbered(self.table):
             if key in META_KEYS:
                 continue
@@ -101,11 +105,15 @@ class Serialised(Layout):
                 start = whole.find(sample.image)
                 image = value[start : start + len(sample.image)] if start >= 0 else memoryview(sample.image)
                 place = self.table.offset(image) if start >= 0 else None
-                yield Item(key_text(key), image, self._row(sample), offset=place)
+                item = Item(key_text(key), image, self._row(sample), offset=place)
+                names = self._lost_of(sample)
+                lost.update(name if name in lost or len(lost) < _MAX_LOST else "" for name in names)
+                yield item
             except ValueFault as fault:
                 yield Item(key_text(key), value, fault=str(fault))
         if named:
             self.notes.append(f"values name code, which was not run and is not kept: {', '.join(sorted(named))[:500]}")
+        self.notes.extend(f"not kept: {_told(name)} of {count} records" for name, count in lost.items())
         self._note_index()
 
     def _row(self, sample: Sample) -> tuple[Any, ...]:
@@ -117,11 +125,17 @@ class Serialised(Layout):
                 raise ValueFault(f"label {shown(sample.label)} is not {allowed(self._label)}, as the first ones are")
             row.append(sample.label)
         if self._named:
-            name = sample.names[0] if sample.names else ""
+            name = sample.names[0].part if sample.names else ""
             if not is_storable(name):
                 raise ValueFault(f"name {shown(name)} is not a text that can be written as UTF-8")
             row.append(name)
         return tuple(row)
+
+    def _lost_of(self, sample: Sample) -> list[str]:
+        """The names of a sample's fields that have no column, each once."""
+        texts = [name for name, _ in (sample.names[1:] if self._named else sample.names)]
+        label = ["label"] if self._label is None and sample.label is not None else []
+        return list(dict.fromkeys([*label, *texts, *sample.lost]))
 
     def _note_index(self) -> None:
         key = b"__keys__" if self._padded else b"__len__"
@@ -134,6 +148,10 @@ class Serialised(Layout):
             except ValueFault:
                 stated = plain_int(value)
         self.note_count(key, stated if isinstance(stated, int) else None, "records")
+
+
+def _told(name: str) -> str:
+    return repr(name[:60]) if name else "further parts"
 
 
 class Carved(Layout):

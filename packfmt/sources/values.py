@@ -10,6 +10,7 @@ from packfmt.images.sniff import FORMATS, magic
 from packfmt.sources.foreign_values import Array, Opaque
 
 __all__ = [
+    "Field",
     "Sample",
     "ValueFault",
     "image_kind",
@@ -29,6 +30,13 @@ class ValueFault(ValueError):
     """A value that cannot be read as its layout asks; the text says why."""
 
 
+class Field(NamedTuple):
+    """A part of a value, with the name a dict gives it, or ""."""
+
+    name: str
+    part: Any
+
+
 class Sample(NamedTuple):
     """What one value of a serialised layout holds.
 
@@ -36,12 +44,14 @@ class Sample(NamedTuple):
         image: the encoded image.
         label: an int, a float, a text, a list of numbers, or None.
         names: further short texts beside the image, as a file name.
+        lost: the fields' names of what is none of these, "" for what has no name.
         opaque: names of what only running code could have made.
     """
 
     image: bytes
     label: int | float | str | list[Any] | None = None
-    names: Sequence[str] = ()
+    names: Sequence[Field] = ()
+    lost: Sequence[str] = ()
     opaque: Sequence[str] = ()
 
 
@@ -137,21 +147,28 @@ def sample_of(value: Any) -> Sample:
     Raises:
         ValueFault: no encoded image, or more than one.
     """
-    label, parts = _named_label(value)
-    images = [(place, image) for place, part in enumerate(parts) if (image := _image(part)) is not None]
+    label, fields = _named_label(value)
+    images = [(place, image) for place, field in enumerate(fields) if (image := _image(field.part)) is not None]
     if not images:
-        raise ValueFault(_no_image(parts))
+        raise ValueFault(_no_image([field.part for field in fields]))
     if len(images) > 1:
         raise ValueFault(f"{len(images)} images in one value; one is expected")
     place, image = images[0]
-    rest = [one for part in parts[place + 1 :] + parts[:place] if (one := label_of(part)) is not None]
-    if label is None:
-        label = next((one for one in rest if not isinstance(one, str)), rest[0] if rest else None)
-    names = [one for one in rest if isinstance(one, str) and one is not label]
-    return Sample(image, label, names, opaque_names(value))
+    texts, others, lost = [], [], []
+    for name, part in fields[place + 1 :] + fields[:place]:
+        one = label_of(part)
+        if isinstance(one, str):
+            texts.append(Field(name, one))
+        elif one is not None:
+            others.append(Field(name, one))
+        elif part is not None and not isinstance(part, Opaque):
+            lost.append(name)
+    if label is None and (others or texts):
+        label = (others or texts).pop(0).part
+    return Sample(image, label, texts, [*(name for name, _ in others), *lost], opaque_names(value))
 
 
-def _named_label(value: Any) -> tuple[int | float | str | list[Any] | None, list[Any]]:
+def _named_label(value: Any) -> tuple[int | float | str | list[Any] | None, list[Field]]:
     """The label that a dict names as such, and the parts of all that is left."""
     if isinstance(value, dict):
         for name in ("label", "target", "labels", "targets", "class"):
@@ -160,13 +177,16 @@ def _named_label(value: Any) -> tuple[int | float | str | list[Any] | None, list
     return None, _flat(value)
 
 
-def _flat(value: Any, depth: int = 4) -> list[Any]:
+def _flat(value: Any, depth: int = 4, name: str = "") -> list[Field]:
     """The parts at the top, a lone image in its own list or dict taken out of it."""
+    inner: list[tuple[str, Any]] | None = None
     if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple) and depth > 0 and len(value) <= 64 and not _row(value):
-        return [part for item in value for part in _flat(item, depth - 1)]
-    return [value]
+        inner = [(key if isinstance(key, str) else str(key)[:60], part) for key, part in value.items()]
+    elif isinstance(value, list | tuple) and not _row(value):
+        inner = [(name, part) for part in value]
+    if inner is None or depth == 0 or len(inner) > 64:
+        return [Field(name, value)]
+    return [field for key, part in inner for field in _flat(part, depth - 1, key)]
 
 
 def _image(part: Any) -> bytes | None:

@@ -416,6 +416,32 @@ def test_where_most_records_have_no_label_those_there_are_kept(tmp_path: Path) -
         assert not any("no label" in note for note in source.notes)
 
 
+@pytest.mark.parametrize("dumps", [pickle.dumps, msgpack.packb], ids=["pickle", "msgpack"])
+@pytest.mark.parametrize(
+    ("fields", "columns", "lost"),
+    [
+        (
+            lambda image, n: {"image": image, "label": n, "bbox": [1, 2, 3, 4], "weight": 0.5, "caption": "x"},
+            {"label": 5, "name": "x"},
+            ["'bbox' of 20", "'weight' of 20"],
+        ),
+        (lambda image, n: (image, n, "name", 3.5), {"label": 5, "name": "name"}, ["further parts of 20"]),
+        (lambda image, n: (image, ["a", "b", "c"]), {"label": "a", "name": "b"}, ["further parts of 20"]),
+        (lambda image, n: (image, n, "name" if n % 2 else None), {"label": 5}, ["further parts of 10"]),
+        (lambda image, n: {"image": image, "label": n, "mask": b"bytes", "none": None}, {"label": 5}, ["'mask' of 20"]),
+    ],
+    ids=["dict", "tuple", "texts", "some names", "bytes"],
+)
+def test_what_has_no_column_is_told(
+    tmp_path: Path, dumps: Any, fields: Any, columns: dict[str, object], lost: list[str]
+) -> None:
+    path = write_lmdb(tmp_path / "db", ((b"%d" % n, dumps(fields(encoded(n), n))) for n in range(20)))
+    with LMDBSource(path) as source:
+        assert source.describe()["lost"] == [told.rpartition(" of ")[0].strip("'") for told in lost]
+        assert rows(source)[5][2] == columns
+        assert source.notes[:-1] == [f"not kept: {told} records" for told in lost]
+
+
 def arrow(body: bytes) -> bytes:
     """How pyarrow.serialize begins: four counts, an Arrow stream's continuation mark, and the buffers later."""
     return struct.pack("<4i", 0, 0, 0, 1) + b"\xff\xff\xff\xff" + struct.pack("<i", 64) + bytes(64) + body + bytes(13)
