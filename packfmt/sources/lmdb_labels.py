@@ -7,11 +7,13 @@ from typing import Any
 
 from packfmt.sources.lmdb_layouts import ColumnSpec
 
-__all__ = ["allowed", "fits", "is_storable", "label_column", "shown"]
+__all__ = ["allowed", "fits", "is_storable", "label_column", "plain", "shown"]
 
 
 def label_column(labels: list[Any]) -> ColumnSpec | None:
     """The column for the most common kind of these labels, or None where there is none at all."""
+    if all(len(label) == 1 for label in labels if isinstance(label, list)):
+        labels = [plain(label) for label in labels]
     kinds = Counter(_label_kind(label) for label in labels if label is not None)
     kind = kinds.most_common(1)[0][0] if kinds else ""
     if kind == "<i8" and kinds["<f8"]:
@@ -24,6 +26,11 @@ def label_column(labels: list[Any]) -> ColumnSpec | None:
     widths = {len(row) for row in rows}
     dtype = "<i8" if all(isinstance(number, int) for row in rows for number in row) else "<f8"
     return ("label", dtype, (widths.pop(),) if len(widths) == 1 else (None,), "array")
+
+
+def plain(label: Any) -> Any:
+    """The one number of a row of one: DataLoaders and numpy make such rows of numbers. Any other label as it is."""
+    return label[0] if isinstance(label, list) and len(label) == 1 else label
 
 
 def _label_kind(label: Any) -> str:

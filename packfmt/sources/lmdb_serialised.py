@@ -11,7 +11,7 @@ from typing import Any
 from packfmt.errors import SourceError
 from packfmt.sources.datum import bgr_planes_to_rgb, read_datum
 from packfmt.sources.frames import Item
-from packfmt.sources.lmdb_labels import allowed, fits, is_storable, label_column, shown
+from packfmt.sources.lmdb_labels import allowed, fits, is_storable, label_column, plain, shown
 from packfmt.sources.lmdb_layouts import META_KEYS, Layout, key_text, numbered, plain_int
 from packfmt.sources.lmdb_table import Entry, Table
 from packfmt.sources.msgpack import MsgpackError, read_msgpack
@@ -121,9 +121,10 @@ class Serialised(Layout):
         if self._label is not None:
             if sample.label is None:
                 raise ValueFault("has no label that can be read")
-            if not fits(sample.label, self._label):
-                raise ValueFault(f"label {shown(sample.label)} is not {allowed(self._label)}, as the first ones are")
-            row.append(sample.label)
+            label = plain(sample.label) if self._label[2] == () else sample.label
+            if not fits(label, self._label):
+                raise ValueFault(f"label {shown(label)} is not {allowed(self._label)}, as the first ones are")
+            row.append(label)
         if self._named:
             name = sample.names[0].part if sample.names else ""
             if not is_storable(name):

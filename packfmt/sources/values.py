@@ -119,7 +119,7 @@ def numbers(array: Array) -> Any:
 
 
 def label_of(value: Any) -> int | float | str | list[Any] | None:
-    """The label a value stands for, or None where it is none. An array of one element is that element."""
+    """The label a value stands for, or None where it is none. A row of one number stays a row."""
     if isinstance(value, bool | int | float | str):
         return value if not isinstance(value, bool) else int(value)
     if isinstance(value, Array):
@@ -127,17 +127,17 @@ def label_of(value: Any) -> int | float | str | list[Any] | None:
             array = numbers(value)
         except ValueFault:
             return None
-        if array.size == 1:
-            number: int | float = array.reshape(()).item()
+        if array.shape == ():
+            number: int | float = array.item()
             return number if not isinstance(number, bool) else int(number)
-        return array.ravel().tolist() if 1 < array.size <= 4096 else None
+        return array.ravel().tolist() if 1 <= array.size <= 4096 else None
     if isinstance(value, list | tuple):
-        return label_of(value[0]) if len(value) == 1 else _row(value)
+        return _row(value) or (label_of(value[0]) if len(value) == 1 else None)
     return None
 
 
 def _row(values: list[Any] | tuple[Any, ...]) -> list[Any] | None:
-    plain = 1 < len(values) <= 4096 and all(type(value) in (int, float) for value in values)
+    plain = 1 <= len(values) <= 4096 and all(type(value) in (int, float) for value in values)
     return list(values) if plain else None
 
 

@@ -168,7 +168,7 @@ def test_arrays_of_other_types_or_sizes_are_refused(array: Array) -> None:
     ("value", "label"),
     [
         ((b"IMAGE", 3), 3),
-        (([b"IMAGE"], Array("<i8", (1,), b"\x05" + b"\0" * 7)), 5),
+        (([b"IMAGE"], Array("<i8", (1,), b"\x05" + b"\0" * 7)), [5]),
         ({"height": 32, "image": b"IMAGE", "label": 4}, 4),
         ((b"IMAGE", 0.5), 0.5),
         ((b"IMAGE", [1.0, 2.0]), [1.0, 2.0]),

@@ -442,6 +442,27 @@ def test_what_has_no_column_is_told(
         assert source.notes[:-1] == [f"not kept: {told} records" for told in lost]
 
 
+@pytest.mark.parametrize("dumps", [pickle.dumps, msgpack.packb], ids=["pickle", "msgpack"])
+@pytest.mark.parametrize("longer", [lambda n: n % 3 == 2, lambda n: n == 15], ids=["some", "one of the first"])
+def test_rows_of_one_number_among_longer_ones_stay_rows(tmp_path: Path, dumps: Any, longer: Any) -> None:
+    labels = [[n, n + 1] if longer(n) else [n] for n in range(20)]
+    path = write_lmdb(tmp_path / "db", ((b"%d" % n, dumps((encoded(n), label))) for n, label in enumerate(labels)))
+    with LMDBSource(path) as source:
+        assert source.columns == (Column("label", "<i8", (None,)),)
+        assert [row[2]["label"] for row in rows(source)] == labels
+
+
+@pytest.mark.parametrize(
+    "one", [lambda n: [n], lambda n: (n,), lambda n: np.array([n])], ids=["list", "tuple", "array"]
+)
+def test_rows_of_one_number_among_themselves_are_numbers(tmp_path: Path, one: Any) -> None:
+    labels = [n if n % 2 else one(n) for n in range(20)]
+    values = [(b"%d" % n, pickle.dumps((encoded(n), label))) for n, label in enumerate(labels)]
+    with LMDBSource(write_lmdb(tmp_path / "db", values)) as source:
+        assert source.columns == (NUMBER,)
+        assert [row[2]["label"] for row in rows(source)] == list(range(20))
+
+
 def arrow(body: bytes) -> bytes:
     """How pyarrow.serialize begins: four counts, an Arrow stream's continuation mark, and the buffers later."""
     return struct.pack("<4i", 0, 0, 0, 1) + b"\xff\xff\xff\xff" + struct.pack("<i", 64) + bytes(64) + body + bytes(13)
