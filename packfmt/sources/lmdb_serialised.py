@@ -21,6 +21,7 @@ from packfmt.sources.values import Sample, ValueFault, image_kind, opaque_names,
 __all__ = ["CaffeDatum", "Carved", "RawSquares", "Serialised"]
 
 _PROBES = 16
+_TEXT_ENCODING = {"pickle": "latin-1", "msgpack": "utf-8"}  # how Python 2's bytes, or the old raw type, became text
 _MAX_LOST = 32  # names of lost fields that are counted apart
 
 
@@ -61,9 +62,12 @@ class Serialised(Layout):
         if self._label is None:
             self.notes.append("the values hold no label that can be read; only the images are kept")
 
+    def _sample(self, value: bytes | memoryview) -> Sample:
+        return sample_of(read_value(self._kind, value), _TEXT_ENCODING[self._kind])
+
     def _try(self, value: memoryview) -> Sample | None:
         try:
-            return sample_of(read_value(self._kind, value))
+            return self._sample(value)
         except ValueFault:
             return None
 
@@ -72,7 +76,7 @@ class Serialised(Layout):
         try:
             whole = read_value(self._kind, probes[0][1])
             names = ", ".join(dict.fromkeys(opaque_names(whole)))
-            sample_of(whole)
+            sample_of(whole, _TEXT_ENCODING[self._kind])
         except ValueFault as fault:
             reason = str(fault)
         if "PIL." in names:
@@ -99,7 +103,7 @@ class Serialised(Layout):
             self.found += 1
             try:
                 whole = bytes(value)
-                sample = sample_of(read_value(self._kind, whole))
+                sample = self._sample(whole)
                 named.update(sample.opaque[:8] if len(named) < 32 else ())
                 # A view into the value itself, where the image lies there in one piece, need not be sent.
                 start = whole.find(sample.image)

@@ -141,14 +141,20 @@ def _row(values: list[Any] | tuple[Any, ...]) -> list[Any] | None:
     return list(values) if plain else None
 
 
-def sample_of(value: Any) -> Sample:
+def sample_of(value: Any, text_encoding: str = "latin-1") -> Sample:
     """The image, its label and names in a value made of tuples, lists and dicts.
+
+    Args:
+        value: as its reader gave it.
+        text_encoding: what turns text back into the bytes it was read from: an image may have been taken for text.
 
     Raises:
         ValueFault: no encoded image, or more than one.
     """
     label, fields = _named_label(value)
-    images = [(place, image) for place, field in enumerate(fields) if (image := _image(field.part)) is not None]
+    images = [
+        (place, image) for place, field in enumerate(fields) if (image := _image(field.part, text_encoding)) is not None
+    ]
     if not images:
         raise ValueFault(_no_image([field.part for field in fields]))
     if len(images) > 1:
@@ -189,14 +195,14 @@ def _flat(value: Any, depth: int = 4, name: str = "") -> list[Field]:
     return [field for key, part in inner for field in _flat(part, depth - 1, key)]
 
 
-def _image(part: Any) -> bytes | None:
-    """The encoded image that a part is: bytes, the latin-1 text that Python 2 kept them in, or a row of bytes."""
+def _image(part: Any, text_encoding: str) -> bytes | None:
+    """The encoded image that a part is: bytes, a row of bytes, or text that older writers kept bytes as."""
     data: Any = part
     if isinstance(part, Array) and part.dtype[-2:] in _PIXELS and len(part.shape) == 1:
         data = part.data
     elif isinstance(part, str) and part[:1] in ("\xff", "\x89", "R", "G", "B"):
         try:
-            data = part.encode("latin-1")
+            data = part.encode(text_encoding)
         except UnicodeEncodeError:
             return None
     if not isinstance(data, bytes | bytearray) or image_kind(bytes(data)) is None:

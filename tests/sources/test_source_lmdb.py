@@ -396,6 +396,14 @@ def test_tensorpack_msgpack(tmp_path: Path, raw: bool) -> None:
         assert source.notes == []
 
 
+def test_images_that_old_msgpack_took_for_text_keep_their_bytes(tmp_path: Path) -> None:
+    image = b"RIFF\x0e\0\0\0WEBPEXIF\x02\0\0\0" + "ä".encode()
+    assert image.decode()
+    values = [(b"%08d" % n, msgpack.packb([image, n], use_bin_type=False)) for n in range(3)]
+    with LMDBSource(write_lmdb(tmp_path / "db", values)) as source:
+        assert [row[1] for row in rows(source)] == [image] * 3
+
+
 def test_table_master(tmp_path: Path) -> None:
     entries = [(b"%d" % n, pickle.dumps((f"p{n}.png", encoded(n, "PNG"), f"<tr>{n}\nlines"))) for n in range(3)]
     with LMDBSource(write_lmdb(tmp_path / "db", [*entries, (b"__len__", pickle.dumps(3))])) as source:
