@@ -132,6 +132,11 @@ def _fill(reader: ByteReader, buffer: memoryview) -> None:
         buffer = buffer[got:]
 
 
+def _elements(values: list[Any]) -> int:
+    """How many numbers an array's nested lists hold."""
+    return len(values) * _elements(values[0]) if values and isinstance(values[0], list) else len(values)
+
+
 class Batch:
     """Collects items and writes them as frames of about a pipe buffer's size.
 
@@ -160,13 +165,15 @@ class Batch:
         view = memoryview(item.data)
         if view.format != "B" or view.ndim != 1:
             view = view.cast("B")
-        text = len(item.key) + sum(len(value) for value in item.columns or () if isinstance(value, str | list))
+        numbers = sum(_elements(value) for value in item.columns or () if isinstance(value, list))
+        text = len(item.key) + sum(len(value) for value in item.columns or () if isinstance(value, str)) + numbers
         if view.nbytes > RECORD_LIMIT or text > TEXT_LIMIT:
             allowed = f"at most {RECORD_LIMIT} and {TEXT_LIMIT}"
             fault = f"a record of {view.nbytes} bytes and {text} characters of text; {allowed} are read"
             item, view, text = Item(item.key[:500], fault=fault), memoryview(b""), 500
+            numbers = 0
         self._entries.append([item.key, view.nbytes, item.columns, item.shape, item.fault, item.offset])
-        self._text += text
+        self._text += text + 3 * numbers  # a number may take as many bytes as four characters, escaped
         if item.offset is not None:
             self._ahead += view.nbytes
         else:

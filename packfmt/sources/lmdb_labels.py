@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from packfmt.sources.foreign_values import Array
 from packfmt.sources.lmdb_layouts import ColumnSpec
+from packfmt.sources.values import numbers
 
 __all__ = ["allowed", "fits", "is_storable", "label_column", "plain", "shown"]
 
@@ -20,6 +22,8 @@ def label_column(labels: list[Any]) -> ColumnSpec | None:
         kind = "<f8"
     if kind in ("", "text"):
         return ("label", "|u1", (None,), "text") if kind else None
+    if kind == "array":
+        return _array_column([label for label in labels if isinstance(label, Array)])
     if kind != "vector":
         return ("label", kind, (), "array")
     rows = [label for label in labels if isinstance(label, list)]
@@ -28,13 +32,26 @@ def label_column(labels: list[Any]) -> ColumnSpec | None:
     return ("label", dtype, (widths.pop(),) if len(widths) == 1 else (None,), "array")
 
 
+def _array_column(labels: list[Array]) -> ColumnSpec:
+    """The column for arrays of several axes: only the first axis may differ in length."""
+    inner = Counter((_dtype(label), label.shape[1:]) for label in labels)
+    (dtype, shape), _ = inner.most_common(1)[0]
+    lengths = {label.shape[0] for label in labels if (_dtype(label), label.shape[1:]) == (dtype, shape)}
+    return ("label", dtype, (lengths.pop() if len(lengths) == 1 else None, *shape), "array")
+
+
+def _dtype(label: Array) -> str:
+    dtype: str = numbers(label).dtype.newbyteorder("<").str
+    return dtype
+
+
 def plain(label: Any) -> Any:
     """The one number of a row of one: DataLoaders and numpy make such rows of numbers. Any other label as it is."""
     return label[0] if isinstance(label, list) and len(label) == 1 else label
 
 
 def _label_kind(label: Any) -> str:
-    names = {int: "<i8", float: "<f8", str: "text", list: "vector"}
+    names = {int: "<i8", float: "<f8", str: "text", list: "vector", Array: "array"}
     return names.get(type(label), "")
 
 
@@ -45,7 +62,9 @@ def fits(label: Any, column: ColumnSpec) -> bool:
         return isinstance(label, str) and is_storable(label)
     if shape == ():
         return _is_held(label, dtype)
-    whole = isinstance(label, list) and shape[0] in (None, len(label))
+    if isinstance(label, Array):
+        return (_dtype(label), label.shape[1:]) == (dtype, shape[1:]) and shape[0] in (None, label.shape[0])
+    whole = isinstance(label, list) and len(shape) == 1 and shape[0] in (None, len(label))
     return whole and all(_is_held(one, dtype) for one in label)
 
 
@@ -72,11 +91,15 @@ def allowed(column: ColumnSpec) -> str:
     number = "a 64-bit integer" if dtype == "<i8" else "a number that a float64 holds exactly"
     if shape == ():
         return number
+    if len(shape) > 1:
+        return f"an array of type {dtype} and shape {shape}"
     return f"a row of {'any length' if shape[0] is None else shape[0]}, each {number}"
 
 
 def shown(label: Any) -> str:
     """The start of a label, for a message."""
+    if isinstance(label, Array):
+        return f"of type {label.dtype} and shape {label.shape}"
     try:
         return repr(label[:60] if isinstance(label, str | list) else label)[:60]
     except ValueError:  # Python writes no integer of more than 4300 digits

@@ -10,13 +10,14 @@ from typing import Any
 
 from packfmt.errors import SourceError
 from packfmt.sources.datum import bgr_planes_to_rgb, read_datum
+from packfmt.sources.foreign_values import Array
 from packfmt.sources.frames import Item
 from packfmt.sources.lmdb_labels import allowed, fits, is_storable, label_column, plain, shown
 from packfmt.sources.lmdb_layouts import META_KEYS, Layout, key_text, numbered, plain_int
 from packfmt.sources.lmdb_table import Entry, Table
 from packfmt.sources.msgpack import MsgpackError, read_msgpack
 from packfmt.sources.pickles import PickleError, read_pickle
-from packfmt.sources.values import Sample, ValueFault, image_kind, opaque_names, sample_of
+from packfmt.sources.values import Sample, ValueFault, image_kind, numbers, opaque_names, sample_of
 
 __all__ = ["CaffeDatum", "Carved", "RawSquares", "Serialised"]
 
@@ -128,7 +129,7 @@ class Serialised(Layout):
             label = plain(sample.label) if self._label[2] == () else sample.label
             if not fits(label, self._label):
                 raise ValueFault(f"label {shown(label)} is not {allowed(self._label)}, as the first ones are")
-            row.append(label)
+            row.append(numbers(label).tolist() if isinstance(label, Array) else label)
         if self._named:
             name = sample.names[0].part if sample.names else ""
             if not is_storable(name):

@@ -11,6 +11,7 @@ from packfmt.sources.foreign_values import Array, Opaque
 
 __all__ = [
     "Field",
+    "Label",
     "Sample",
     "ValueFault",
     "image_kind",
@@ -23,6 +24,7 @@ __all__ = [
 ]
 
 _DTYPE = re.compile(r"[<>|=]?[biuf][1248]")
+Label = int | float | str | list[Any] | Array | None
 _PIXELS = ("b1", "u1", "i1")
 
 
@@ -42,14 +44,14 @@ class Sample(NamedTuple):
 
     Args:
         image: the encoded image.
-        label: an int, a float, a text, a list of numbers, or None.
+        label: an int, a float, a text, a list of numbers, an array of several axes that ``numbers`` reads, or None.
         names: further short texts beside the image, as a file name.
         lost: the fields' names of what is none of these, "" for what has no name.
         opaque: names of what only running code could have made.
     """
 
     image: bytes
-    label: int | float | str | list[Any] | None = None
+    label: Label = None
     names: Sequence[Field] = ()
     lost: Sequence[str] = ()
     opaque: Sequence[str] = ()
@@ -118,7 +120,7 @@ def numbers(array: Array) -> Any:
     return np.frombuffer(array.data, dtype).reshape(array.shape)
 
 
-def label_of(value: Any) -> int | float | str | list[Any] | None:
+def label_of(value: Any) -> Label:
     """The label a value stands for, or None where it is none. A row of one number stays a row."""
     if isinstance(value, bool | int | float | str):
         return value if not isinstance(value, bool) else int(value)
@@ -130,7 +132,9 @@ def label_of(value: Any) -> int | float | str | list[Any] | None:
         if array.shape == ():
             number: int | float = array.item()
             return number if not isinstance(number, bool) else int(number)
-        return array.ravel().tolist() if 1 <= array.size <= 4096 else None
+        if not 1 <= array.size <= 4096:
+            return None
+        return value if array.ndim > 1 and array.size > 1 else array.ravel().tolist()
     if isinstance(value, list | tuple):
         return _row(value) or (label_of(value[0]) if len(value) == 1 else None)
     return None
@@ -174,7 +178,7 @@ def sample_of(value: Any, text_encoding: str = "latin-1") -> Sample:
     return Sample(image, label, texts, [*(name for name, _ in others), *lost], opaque_names(value))
 
 
-def _named_label(value: Any) -> tuple[int | float | str | list[Any] | None, list[Field]]:
+def _named_label(value: Any) -> tuple[Label, list[Field]]:
     """The label that a dict names as such, and the parts of all that is left."""
     if isinstance(value, dict):
         for name in ("label", "target", "labels", "targets", "class"):

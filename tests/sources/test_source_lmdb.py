@@ -28,6 +28,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packfmt import convert, packing
+from packfmt import open as open_pack
 from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Column
 from packfmt.sources.base import BadEntry
@@ -469,6 +470,44 @@ def test_rows_of_one_number_among_themselves_are_numbers(tmp_path: Path, one: An
     with LMDBSource(write_lmdb(tmp_path / "db", values)) as source:
         assert source.columns == (NUMBER,)
         assert [row[2]["label"] for row in rows(source)] == list(range(20))
+
+
+def msgpack_array(image: bytes, label: np.ndarray) -> bytes:
+    packed = {b"nd": True, b"type": label.dtype.str, b"kind": b"", b"shape": label.shape, b"data": label.tobytes()}
+    return msgpack.packb([image, packed])
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f8", "|u1", "|b1", "<i2"])
+@pytest.mark.parametrize(("lengths", "shape"), [((2,), (2, 4)), ((2, 3), (None, 4))], ids=["fixed", "ragged"])
+@pytest.mark.parametrize("dumps", [lambda *parts: pickle.dumps(parts), msgpack_array], ids=["pickle", "msgpack"])
+def test_label_arrays_of_several_axes_keep_shape_and_type(
+    tmp_path: Path, dumps: Any, lengths: tuple[int, ...], shape: tuple[int | None, int], dtype: str
+) -> None:
+    labels = [(np.arange(4 * lengths[n % len(lengths)]).reshape(-1, 4) * 0.3 + n).astype(dtype) for n in range(6)]
+    values = [(b"%d" % n, dumps(encoded(n), label)) for n, label in enumerate(labels)]
+    path = write_lmdb(tmp_path / "db", values)
+    with LMDBSource(path) as source:
+        assert source.columns == (Column("label", dtype.replace(">", "<"), shape),)
+    convert(path, tmp_path / "out.bin")
+    with open_pack(tmp_path / "out.bin") as pack:
+        for n, label in enumerate(labels):
+            np.testing.assert_array_equal(pack[n].columns["label"], label)
+
+
+def test_large_label_arrays_pass_in_several_frames(tmp_path: Path) -> None:
+    image, labels = encoded(1), np.random.default_rng(1).random((300, 2, 2048))
+    path = write_lmdb(tmp_path / "db", ((b"%d" % n, pickle.dumps((image, label))) for n, label in enumerate(labels)))
+    with LMDBSource(path) as source:
+        assert np.array_equal([row[2]["label"] for row in rows(source)], labels)
+
+
+def test_a_label_array_of_another_shape_is_bad(tmp_path: Path) -> None:
+    labels = [np.zeros((2, 4)) if n < 20 else np.zeros((4, 2)) for n in range(21)]
+    values = [(b"%d" % n, pickle.dumps((encoded(n), label))) for n, label in enumerate(labels)]
+    with LMDBSource(write_lmdb(tmp_path / "db", values)) as source:
+        *_, odd = source.entries()
+        with pytest.raises(DecodeError, match=r"shape \(4, 2\) is not an array of type <f8 and shape \(2, 4\)"):
+            source.load(odd)
 
 
 def arrow(body: bytes) -> bytes:
