@@ -9,7 +9,7 @@ from packfmt.sources.foreign_values import Array
 from packfmt.sources.lmdb_layouts import ColumnSpec
 from packfmt.sources.values import numbers
 
-__all__ = ["allowed", "fits", "is_storable", "label_column", "plain", "shown"]
+__all__ = ["allowed", "fits", "is_storable", "label_column", "plain", "shown", "stand_in"]
 
 
 def label_column(labels: list[Any]) -> ColumnSpec | None:
@@ -81,6 +81,19 @@ def is_storable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def stand_in(column: ColumnSpec) -> Any:
+    """What the column holds for an image whose label it cannot hold: -1, 0 of unsigned numbers, or nothing."""
+    _, dtype, shape, kind = column
+    if kind == "text":
+        return ""
+    value: Any = 0 if dtype[1] in "bu" else -1
+    if shape[:1] == (None,):
+        return []
+    for size in reversed(shape):
+        value = [value] * (size or 0)
+    return value
 
 
 def allowed(column: ColumnSpec) -> str:

@@ -12,7 +12,7 @@ from packfmt.errors import SourceError
 from packfmt.sources.datum import bgr_planes_to_rgb, read_datum
 from packfmt.sources.foreign_values import Array
 from packfmt.sources.frames import Item
-from packfmt.sources.lmdb_labels import allowed, fits, is_storable, label_column, plain, shown
+from packfmt.sources.lmdb_labels import allowed, fits, is_storable, label_column, plain, shown, stand_in
 from packfmt.sources.lmdb_layouts import META_KEYS, Layout, key_text, numbered, plain_int
 from packfmt.sources.lmdb_table import Entry, Table
 from packfmt.sources.msgpack import MsgpackError, read_msgpack
@@ -106,11 +106,14 @@ class Serialised(Layout):
                 whole = bytes(value)
                 sample = self._sample(whole)
                 named.update(sample.opaque[:8] if len(named) < 32 else ())
+                row, fault = self._row(sample)
+                if fault is not None:
+                    yield Item(key_text(key), sample.image, row, fault=fault)
+                    continue
                 # A view into the value itself, where the image lies there in one piece, need not be sent.
                 start = whole.find(sample.image)
                 image = value[start : start + len(sample.image)] if start >= 0 else memoryview(sample.image)
-                place = self.table.offset(image) if start >= 0 else None
-                item = Item(key_text(key), image, self._row(sample), offset=place)
+                item = Item(key_text(key), image, row, offset=self.table.offset(image) if start >= 0 else None)
                 names = self._lost_of(sample)
                 lost.update(name if name in lost or len(lost) < _MAX_LOST else "" for name in names)
                 yield item
@@ -121,21 +124,24 @@ class Serialised(Layout):
         self.notes.extend(f"not kept: {_told(name)} of {count} records" for name, count in lost.items())
         self._note_index()
 
-    def _row(self, sample: Sample) -> tuple[Any, ...]:
+    def _row(self, sample: Sample) -> tuple[tuple[Any, ...], str | None]:
+        """The columns' values, and what is wrong with one of them; it is then a stand-in, for ``--bad keep``."""
         row: list[Any] = []
+        fault = None
         if self._label is not None:
-            if sample.label is None:
-                raise ValueFault("has no label that can be read")
             label = plain(sample.label) if self._label[2] == () else sample.label
-            if not fits(label, self._label):
-                raise ValueFault(f"label {shown(label)} is not {allowed(self._label)}, as the first ones are")
+            if label is None:
+                fault = "has no label that can be read"
+            elif not fits(label, self._label):
+                fault = f"label {shown(label)} is not {allowed(self._label)}, as the first ones are"
+            label = stand_in(self._label) if fault else label
             row.append(numbers(label).tolist() if isinstance(label, Array) else label)
         if self._named:
             name = sample.names[0].part if sample.names else ""
             if not is_storable(name):
-                raise ValueFault(f"name {shown(name)} is not a text that can be written as UTF-8")
+                fault, name = f"name {shown(name)} is not a text that can be written as UTF-8", ""
             row.append(name)
-        return tuple(row)
+        return tuple(row), fault
 
     def _lost_of(self, sample: Sample) -> list[str]:
         """The names of a sample's fields that have no column, each once."""

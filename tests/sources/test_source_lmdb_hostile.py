@@ -20,6 +20,7 @@ import pytest
 from foreign_inputs import Bomb, encoded, write_lmdb
 
 from packfmt import convert
+from packfmt import open as open_pack
 from packfmt.errors import DecodeError, SourceError
 from packfmt.sources import isolated
 from packfmt.sources.frames import HEADER, FrameError, read_frame
@@ -118,6 +119,29 @@ def test_a_label_that_no_column_holds_is_one_bad_entry(tmp_path: Path, good: obj
     report = convert(write_lmdb(tmp_path / "db", values), tmp_path / "out.bin", bad="skip")
     assert (report.records, [problem.key for problem in report.problems]) == (21, ["20"])
     assert told in report.problems[0].reason
+
+
+@pytest.mark.parametrize(
+    ("good", "odd", "kept"),
+    [
+        (1, 1 << 70_000, -1),
+        (1, None, -1),
+        (0.5, "text", -1.0),
+        ("word", 5, ""),
+        ([1, 2], [1, 2, 3], [-1, -1]),
+        (np.ones((2, 2), np.uint8), 1, [[0, 0], [0, 0]]),
+    ],
+    ids=["int", "none", "float", "text", "row", "array"],
+)
+def test_an_image_whose_label_is_odd_is_kept_when_asked(
+    tmp_path: Path, good: object, odd: object, kept: object
+) -> None:
+    values = [(b"%d" % n, pickle.dumps((encoded(n), odd if n == 7 else good))) for n in range(21)]
+    report = convert(write_lmdb(tmp_path / "db", values), tmp_path / "out.bin", bad="keep")
+    assert (report.records, [problem.key for problem in report.problems]) == (21, ["7"])
+    with open_pack(tmp_path / "out.bin") as pack:
+        assert bytes(pack[7].data) == encoded(7)
+        np.testing.assert_array_equal(pack[7].columns["label"], kept)
 
 
 def test_a_name_that_cannot_be_written_is_one_bad_entry(tmp_path: Path) -> None:
