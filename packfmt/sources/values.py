@@ -25,6 +25,7 @@ __all__ = [
 
 _DTYPE = re.compile(r"[<>|=]?[biuf][1248]")
 Label = int | float | str | list[Any] | Array | None
+_LABELS = ("label", "target", "labels", "targets", "class")
 _PIXELS = ("b1", "u1", "i1")
 
 
@@ -173,7 +174,8 @@ def sample_of(value: Any, text_encoding: str = "latin-1") -> Sample:
             others.append(Field(name, one))
         elif part is not None and not isinstance(part, Opaque):
             lost.append(name)
-    if label is None and (others or texts):
+    empty = isinstance(value, dict) and any(name in value and value[name] is None for name in _LABELS)
+    if label is None and not empty and (others or texts):  # no other field stands in for a label that is None
         label = (others or texts).pop(0).part
     return Sample(image, label, texts, [*(name for name, _ in others), *lost], opaque_names(value))
 
@@ -181,7 +183,7 @@ def sample_of(value: Any, text_encoding: str = "latin-1") -> Sample:
 def _named_label(value: Any) -> tuple[Label, list[Field]]:
     """The label that a dict names as such, and the parts of all that is left."""
     if isinstance(value, dict):
-        for name in ("label", "target", "labels", "targets", "class"):
+        for name in _LABELS:
             if (label := label_of(value.get(name))) is not None:
                 return label, _flat({key: part for key, part in value.items() if key != name})
     return None, _flat(value)

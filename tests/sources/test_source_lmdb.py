@@ -510,6 +510,13 @@ def test_a_label_array_of_another_shape_is_bad(tmp_path: Path) -> None:
             source.load(odd)
 
 
+def test_no_other_field_stands_in_for_a_label_that_is_none(tmp_path: Path) -> None:
+    fields = [{"image": encoded(n), "label": None if n == 2 else n, "height": 32} for n in range(4)]
+    path = write_lmdb(tmp_path / "db", ((b"%d" % n, pickle.dumps(value)) for n, value in enumerate(fields)))
+    report = convert(path, tmp_path / "out.bin", bad="skip")
+    assert [(problem.key, problem.reason) for problem in report.problems] == [("2", "has no label that can be read")]
+
+
 def arrow(body: bytes) -> bytes:
     """How pyarrow.serialize begins: four counts, an Arrow stream's continuation mark, and the buffers later."""
     return struct.pack("<4i", 0, 0, 0, 1) + b"\xff\xff\xff\xff" + struct.pack("<i", 64) + bytes(64) + body + bytes(13)
