@@ -157,9 +157,7 @@ class IsolatedSource(Source):
 
     def describe(self) -> dict[str, Any]:
         """As ``Source.describe``, with the layout that was recognised."""
-        lost = self._plan.get("lost")
-        more = {"lost": lost} if lost else {}  # an empty one would say more than every layout knows
-        return {**super().describe(), "layout": self.layout, "encode": self._encoding, **more}
+        return {**super().describe(), "layout": self.layout, "encode": self._encoding}
 
     def close(self) -> None:
         """End every child that still runs."""

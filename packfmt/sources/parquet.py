@@ -13,7 +13,7 @@ from packfmt.record import Column, Record
 from packfmt.sources.base import BadEntry, Source
 from packfmt.sources.facts import Facts, exact_array
 from packfmt.sources.inputs import MAX_IMAGE_BYTES, Inputs, SeenKeys, expand_inputs, free_name, has_images, short_names
-from packfmt.sources.schema import NUMBERS, class_names, column_of, described_features, noted
+from packfmt.sources.schema import NUMBERS, class_names, column_of, described_features, kind_of, noted
 
 __all__ = ["ParquetSource", "load_arrow", "recognise"]
 
@@ -277,22 +277,7 @@ def _open(path: Path) -> Any:
 
 
 def _kind(arrow_type: Any) -> str:
-    """ "image", "bytes", "text", a number's name, "list of <number>", or "other"."""
-    types = load_arrow().types
-    if types.is_dictionary(arrow_type):  # how pandas writes categories; reading gives the values
-        return _kind(arrow_type.value_type)
-    if types.is_struct(arrow_type):
-        names = {arrow_type.field(at).name: arrow_type.field(at).type for at in range(arrow_type.num_fields)}
-        return "image" if "bytes" in names and _kind(names["bytes"]) == "bytes" else "other"
-    if types.is_binary(arrow_type) or types.is_large_binary(arrow_type) or str(arrow_type) == "binary_view":
-        return "bytes"
-    if types.is_string(arrow_type) or types.is_large_string(arrow_type) or str(arrow_type) == "string_view":
-        return "text"
-    if types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type):
-        inner = _kind(arrow_type.value_type)
-        return f"list of {inner}" if inner in NUMBERS else "other"
-    name = str(arrow_type)
-    return name if name in NUMBERS else "other"
+    return kind_of(load_arrow().types, arrow_type)
 
 
 def _label_name(schema: Any, features: dict[str, Any]) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 from packfmt.record import Column
 from packfmt.sources.facts import SCHEMA_KEY
 
-__all__ = ["NUMBERS", "class_names", "column_of", "described_features", "noted"]
+__all__ = ["NUMBERS", "class_names", "column_of", "described_features", "kind_of", "noted"]
 
 NUMBERS = {"int8": "|i1", "int16": "<i2", "int32": "<i4", "int64": "<i8", "uint8": "|u1", "uint16": "<u2"}
 NUMBERS |= {"uint32": "<u4", "uint64": "<u8", "halffloat": "<f2", "float": "<f4", "double": "<f8", "bool": "|b1"}
@@ -48,3 +48,21 @@ def class_names(feature: Any) -> tuple[str, ...]:
     if isinstance(names, dict):
         names = [names.get(str(number)) for number in range(len(names))]
     return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
+
+
+def kind_of(types: Any, arrow_type: Any) -> str:
+    """ "image", "bytes", "text", a number's name, "list of <number>", or "other"; ``types`` is ``pyarrow.types``."""
+    if types.is_dictionary(arrow_type):  # how pandas writes categories; reading gives the values
+        return kind_of(types, arrow_type.value_type)
+    if types.is_struct(arrow_type):
+        names = {arrow_type.field(at).name: arrow_type.field(at).type for at in range(arrow_type.num_fields)}
+        return "image" if "bytes" in names and kind_of(types, names["bytes"]) == "bytes" else "other"
+    if types.is_binary(arrow_type) or types.is_large_binary(arrow_type) or str(arrow_type) == "binary_view":
+        return "bytes"
+    if types.is_string(arrow_type) or types.is_large_string(arrow_type) or str(arrow_type) == "string_view":
+        return "text"
+    if types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type):
+        inner = kind_of(types, arrow_type.value_type)
+        return f"list of {inner}" if inner in NUMBERS else "other"
+    name = str(arrow_type)
+    return name if name in NUMBERS else "other"
