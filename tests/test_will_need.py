@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -35,11 +36,18 @@ def test_each_batch_is_asked_for_whole_before_it_is_read(pack: Path, monkeypatch
         asked.append(set(np.asarray(indices).tolist()))
         will_need(self, indices)
 
+    class Spied(ReadPlan):
+        def __init__(self, indices: np.ndarray, inner: ReadPlan) -> None:
+            self.indices, self.inner = indices.tolist(), inner
+
+        def views(self, start: int, stop: int) -> Iterator[memoryview]:
+            known = set().union(*asked)
+            read.update(self.indices[start:stop])
+            read_unasked.extend(i for i in self.indices[start:stop] if i not in known)
+            return self.inner.views(start, stop)
+
     def spy_plan(self: MappedReader, indices: np.ndarray) -> ReadPlan:
-        known = set().union(*asked)
-        read.update(indices.tolist())
-        read_unasked.extend(i for i in indices.tolist() if i not in known)
-        return plan(self, indices)
+        return Spied(indices, plan(self, indices))  # looked up for some batches together, read for a part of one
 
     monkeypatch.setattr(MappedReader, "will_need", spy_will_need)
     monkeypatch.setattr(MappedReader, "plan", spy_plan)
