@@ -28,10 +28,11 @@ from packfmt.unpacking import refuse_taken
 __all__ = ["convert", "describe_source"]
 
 SHOWN = 80  # characters of a value
-# Endings of what others write, under which a pack would only mislead.
+# Endings of what others write, under which a pack would only mislead; our own in capitals are among them.
 FOREIGN = (
     *(".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip", ".h5", ".hdf5", ".mdb", ".csv", ".tsv", ".jsonl"),
-    *(".tfrecord", ".npy", ".npz", ".pt", ".beton", ".rec", ".jpg", ".jpeg", ".png"),
+    *(".tfrecord", ".tfrecords", ".npy", ".npz", ".pt", ".pkl", ".beton", ".rec", ".hdf", ".tar", ".parquet", ".lmdb"),
+    *(".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif"),
 )
 
 

@@ -24,6 +24,12 @@ def test_tensor_over_the_same_memory() -> None:
     assert pixels[1, 0, 2] == 9
 
 
+@pytest.mark.parametrize("other", [image(1, 1).float(), image(1, 1)[0]], ids=["dtype", "axes"])
+def test_padding_needs_images_of_one_kind(other: torch.Tensor) -> None:
+    with pytest.raises(TypeError, match=r"needs images \(C, H, W\) of one dtype, got torch"):
+        pad_images([image(2, 3), other])
+
+
 def test_whole_numbers_that_torch_has_no_room_for_are_refused() -> None:
     assert collate_column(np.array([1, 2**63 - 1], np.uint64)).tolist() == [1, 2**63 - 1]
     with pytest.raises(ValueError, match="18446744073709551615 does not fit"):

@@ -435,7 +435,10 @@ def test_a_shuffle_that_is_interrupted_leaves_nothing(stop: int, tmp_path: Path)
 
 @pytest.mark.parametrize(
     "name",
-    ["out.tar.gz", "out.tgz", "out.zip", "out.h5", "out.tfrecord", "out.csv", "out.npz", "out.jpg", "OUT.HDF5"],
+    [
+        "out.tar.gz", "out.tgz", "out.zip", "out.h5", "out.tfrecord", "out.tfrecords", "out.csv",
+        "out.npz", "out.jpg", "out.webp", "OUT.HDF5", "OUT.TAR", "out.Parquet", "OUT.LMDB",
+    ],
 )
 def test_a_target_of_a_format_that_is_not_written_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConvertError, match="packfmt writes no such format, but out"):

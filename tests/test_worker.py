@@ -126,6 +126,25 @@ def test_closing_ends_the_processes(ds: ImageDataset) -> None:
     loader.close()
 
 
+def test_going_on_after_closing_says_so(ds: ImageDataset) -> None:
+    loader = forked(ds)
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    with pytest.raises(RuntimeError, match="the loader was closed while batches were awaited"):
+        list(batches)
+    assert len(list(loader)) == len(loader)
+
+
+def test_no_room_for_a_batchs_memory_says_what_to_do(ds: ImageDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(connection: object) -> int:
+        raise RuntimeError("received 0 items of ancdata")
+
+    monkeypatch.setattr("packfmt.training.worker.reduction.recv_handle", refuse)
+    with forked(ds, 16) as loader, pytest.raises(RuntimeError, match="may open no more files"):
+        next(iter(loader))
+
+
 def test_closing_does_not_wait_for_work(pack: str) -> None:
     loader = forked(ImageDataset(pack, crop=CROP, transform=stop_here))
     next(loader._start_engine().tickets(iter([Request(0, 0, torch.arange(4).numpy())])))

@@ -106,7 +106,10 @@ def choose(table: Table, options: dict[str, Any]) -> Layout:
     if _starts(table, b"image-", rb"image-\d+"):
         return TextRecognition(table, b"image-")
     if _starts(table, b"image_", rb"image_[hl]r-\d+"):
-        return TextRecognition(table, b"image_lr-" if options["which"] == "lr" else b"image_hr-")
+        prefix, other = (b"image_lr-", "hr") if options["which"] == "lr" else (b"image_hr-", "lr")
+        if not _starts(table, prefix, prefix + rb"\d+"):
+            raise SourceError(f"no images {prefix.decode()}* in it; which={other!r} reads image_{other}-*")
+        return TextRecognition(table, prefix)
     sample = _sample(table)
     if not sample:
         raise SourceError("the database holds counts only, no images; was its writer stopped early?")

@@ -198,13 +198,15 @@ class CaffeDatum(Layout):
         self.columns.append(("label", "<i8", (), "array"))
 
     def count(self) -> int | None:
-        """One record per entry."""
-        return self.table.entries
+        """One record per entry, but for the counts that some writers keep."""
+        return self.table.entries - sum(self.table.get(key) is not None for key in META_KEYS)
 
     def items(self) -> Iterator[Item]:
         """Records in key order, which starts with the number."""
         raw = 0
         for key, value in self.table.scan():
+            if key in META_KEYS:
+                continue
             try:
                 datum = read_datum(value)
                 if datum.floats:

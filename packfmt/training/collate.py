@@ -51,6 +51,10 @@ def pad_images(images: Sequence[torch.Tensor]) -> torch.Tensor:
     """(N, C, H, W), zeros where an image is smaller than the largest; channels-last."""
     if not all(isinstance(image, torch.Tensor) for image in images):
         raise TypeError("collate='pad' pads tensors; use output='tensor', or collate='list'")
+    kinds = {(image.dtype, image.dim()) for image in images}
+    if len(kinds) > 1 or any(dim != 3 for _, dim in kinds):
+        found = ", ".join(sorted(f"{dtype} of {dim} axes" for dtype, dim in kinds))
+        raise TypeError(f"collate='pad' needs images (C, H, W) of one dtype, got {found}; use collate='list'")
     channels = max((image.shape[0] for image in images), default=3)
     height = max((image.shape[1] for image in images), default=0)
     width = max((image.shape[2] for image in images), default=0)

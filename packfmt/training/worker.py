@@ -108,7 +108,8 @@ class _Child:
         answers.close()
         self._slots = SlotReader()
         self._open: deque[_Ticket] = deque()
-        self._broken = False
+        self._broken = self._closed = False
+        self._error: Exception | None = None
 
     @property
     def usable(self) -> bool:
@@ -124,7 +125,7 @@ class _Child:
         return ticket
 
     def has_answer(self, ticket: _Ticket) -> bool:
-        with suppress(RuntimeError):  # a dead child is for ``collect`` to report, when its turn comes
+        with suppress(Exception):  # a dead child is for ``collect`` to report, when its turn comes
             while not ticket.answered and self._answers.poll(0):
                 self._receive()
         return ticket.answered
@@ -141,6 +142,8 @@ class _Child:
 
     def _receive(self) -> None:
         """Take in the oldest answer."""
+        if self._error is not None:  # answers that came since would go to the wrong tickets
+            raise self._error
         try:
             wait([self._answers, self.process.sentinel])
             if not self._answers.poll(0):
@@ -159,17 +162,33 @@ class _Child:
 
     def _fail(self, error: BaseException) -> NoReturn:
         self._broken = True  # the streams may stand in the middle of a message, and nothing more can be sent
-        if not isinstance(error, (EOFError, OSError)):
+        if not isinstance(error, Exception):
             raise error
+        self._error = self._explained(error)
+        if self._error is error:
+            raise error
+        raise self._error from None
+
+    def _explained(self, error: Exception) -> Exception:
+        if self._closed:
+            return RuntimeError("the loader was closed while batches were awaited; begin a new iteration")
+        if "ancdata" in str(error):  # multiprocessing's words where a descriptor could not be received
+            return RuntimeError(
+                "a batch's memory could not be received: this process may open no more files. Each batch in use takes "
+                "one; keep fewer of them, or raise the limit (ulimit -n)"
+            )
+        if not isinstance(error, (EOFError, OSError)):
+            return error
         self.process.join(PATIENCE)
         code = self.process.exitcode
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-        raise RuntimeError(
+        return RuntimeError(
             f"the loader's worker process {self.process.pid} {how} while batches were awaited; if the system ran out "
             "of memory, use fewer workers, a smaller batch, or a smaller prefetch"
-        ) from None
+        )
 
     def ask_to_stop(self) -> None:
+        self._closed = True
         with suppress(OSError):
             self._requests.send(None)
         self._requests.close()

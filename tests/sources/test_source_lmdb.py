@@ -241,6 +241,21 @@ def test_caffe_datum_encoded_keeps_the_file(tmp_path: Path) -> None:
         assert [row[1:] for row in rows(source)] == [(encoded(n), {"label": 7}) for n in range(2)]
 
 
+def test_textzoom_of_one_kind_says_how_to_read_it(tmp_path: Path) -> None:
+    path = write_lmdb(tmp_path / "db", [(b"image_lr-000000001", encoded(1)), (b"label-000000001", b"one")])
+    with pytest.raises(SourceError, match=r"no images image_hr-\* in it; which='lr' reads"):
+        LMDBSource(path)
+    with LMDBSource(path, which="lr") as source:
+        assert [row[0] for row in rows(source)] == ["image_lr-000000001"]
+
+
+def test_a_count_among_caffe_datums_is_no_image(tmp_path: Path) -> None:
+    entries = [(b"00000000_a", raw_datum(pixels(1), 1)), (b"num-samples", b"1")]
+    with LMDBSource(write_lmdb(tmp_path / "db", entries)) as source:
+        assert source.count() == 1
+        assert [row[0] for row in rows(source)] == ["00000000_a"]
+
+
 def test_caffe_datum_of_floats_is_refused(tmp_path: Path) -> None:
     floats = field(1, 3) + field(2, 2) + field(3, 2) + field(6, struct.pack("<12f", *range(12)))
     path = write_lmdb(tmp_path / "db", [(b"%08d_x" % n, floats) for n in range(2)])
