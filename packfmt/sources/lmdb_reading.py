@@ -20,6 +20,7 @@ from packfmt.sources.values import ValueFault, image_kind, what_is
 __all__ = ["choose", "start"]
 
 _WAY_OUT = "pack the images they came from"
+_NAMED = 10  # databases that a message lists
 _FIRST = 16  # entries looked at from the start; one more for each byte a key may begin with
 
 
@@ -79,7 +80,11 @@ class LMDBJob:
                     try:
                         layout = choose(table, self._options)
                     except SourceError as error:
-                        raise SourceError(f"{path}: {error}" if len(self._environments) > 1 else str(error)) from error
+                        said = str(error)
+                        if len(tables) > 1:
+                            names = ", ".join(repr(other.name) for other in tables[:_NAMED])
+                            said = f"database {table.name!r}: {said}. There are {names}; database=NAME reads one alone"
+                        raise SourceError(f"{path}: {said}" if len(self._environments) > 1 else said) from error
                     yield path, f"{prefix}{table.name}/" if len(tables) > 1 else prefix, layout
 
 

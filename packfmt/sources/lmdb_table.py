@@ -150,10 +150,12 @@ def _base(path: str) -> int | None:
 
 
 def _named(environment: Any, failure: type[Exception]) -> list[str]:
-    """The names of all named databases where the unnamed one holds nothing else; else the unnamed one alone."""
+    """The names of all named databases where the unnamed one holds but counts beside; else the unnamed one alone."""
     names: list[str] = []
     with environment.begin(buffers=True) as transaction, transaction.cursor() as cursor:
         for key, value in cursor.iternext():
+            if len(value) < 20 and bytes(value).strip().isdigit():
+                continue
             if len(value) != _DATABASE_RECORD or len(names) >= _MAX_DATABASES:
                 return [""]
             names.append(os.fsdecode(bytes(key)))

@@ -565,6 +565,30 @@ def test_named_databases(tmp_path: Path) -> None:
         LMDBSource(tmp_path / "db", database="other")
 
 
+def write_named(path: Path, databases: dict[bytes, list[tuple[bytes, bytes]]], counts: bytes = b"") -> Path:
+    with lmdb.open(str(path), map_size=1 << 24, max_dbs=4) as environment:
+        for name, entries in databases.items():
+            database = environment.open_db(name)
+            with environment.begin(write=True, db=database) as put:
+                for key, value in entries:
+                    put.put(key, value)
+        if counts:
+            with environment.begin(write=True) as put:
+                put.put(b"num-samples", counts)
+    return path
+
+
+def test_a_count_beside_named_databases_is_no_entry(tmp_path: Path) -> None:
+    with LMDBSource(write_named(tmp_path / "db", {b"images": [(b"a.jpg", encoded(1))]}, counts=b"1\n")) as source:
+        assert [row[0] for row in rows(source)] == ["a.jpg"]
+
+
+def test_a_refused_one_among_named_databases_is_named_with_a_way_out(tmp_path: Path) -> None:
+    path = write_named(tmp_path / "db", {b"train": [(b"a.jpg", encoded(1))], b"val": []})
+    with pytest.raises(SourceError, match=r"database 'val': .* empty.* There are 'train', 'val'; database="):
+        LMDBSource(path)
+
+
 @pytest.mark.parametrize("form", ["folder", "data file", "lone file", "link"])
 def test_the_ways_to_name_an_environment(tmp_path: Path, form: str) -> None:
     path = write_lmdb(tmp_path / "db", text_recognition(2, 2))
