@@ -21,7 +21,6 @@ __all__ = [
     "Layout",
     "Progressive",
     "TextRecognition",
-    "key_text",
     "numbered",
     "plain_int",
 ]

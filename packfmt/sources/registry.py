@@ -71,7 +71,8 @@ def recognise(path: Inputs) -> str:
 
     Raises:
         FileNotFoundError: there is nothing at the path.
-        SourceError: it is nothing that packfmt can convert, or a table with a damaged line.
+        SourceError: it is nothing that packfmt can convert, a table with a damaged line, or a folder of images beside
+            LMDB.
     """
     alone = isinstance(path, (str, os.PathLike))
     fault: SourceError | None = None
@@ -86,6 +87,8 @@ def recognise(path: Inputs) -> str:
             return found
     for one in [path] if isinstance(path, (str, os.PathLike)) else path:
         if alone and os.path.isdir(one):
+            if fault is not None:
+                raise fault
             return "folder"
         if not os.path.lexists(one):
             raise FileNotFoundError(2, "no such file or folder", os.fspath(one))

@@ -38,9 +38,9 @@ class ZipSource(Source):
     """Images in a zip archive.
 
     Names are keys only: none is opened or created as a path. Class folders (``cat/1.jpg``, and ``cat\\1.jpg`` where no
-    name holds a slash) give ``label``. Hidden
-    members, ``__MACOSX`` and files that are no images are passed over and counted. A member that is encrypted, fails
-    its CRC-32, or unpacks to more than 256 MiB or more than 200 times its packed size is a bad entry.
+    name holds a slash) give ``label``. Hidden members, ``__MACOSX`` and files that are no images are passed over and
+    counted. A member that is encrypted, fails its CRC-32, or unpacks to more than 256 MiB or more than 200 times its
+    packed size is a bad entry.
 
     ``load`` is thread-safe. Memory: the archive's directory, about half a KiB a member, as the standard library
     reads it.

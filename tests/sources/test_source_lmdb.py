@@ -31,6 +31,7 @@ from packfmt import convert, packing
 from packfmt import open as open_pack
 from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Column
+from packfmt.sources import registry
 from packfmt.sources.base import BadEntry
 from packfmt.sources.inputfiles import InputFiles
 from packfmt.sources.lmdb import LMDBSource, recognise
@@ -179,8 +180,10 @@ def test_images_beside_a_database_are_a_question(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     write_lmdb(tmp_path / "cache" / "feat", text_recognition(2))
     (tmp_path / "cat" / "1.jpg").write_bytes(encoded(1))
-    with pytest.raises(SourceError, match=r"holds both LMDB .* and image files .*1\.jpg\); --from lmdb"):
-        recognise(tmp_path)
+    for ask in (recognise, registry.recognise, lambda path: convert(path, tmp_path / "out.bin")):
+        with pytest.raises(SourceError, match=r"holds both LMDB .* and image files .*1\.jpg\); --from lmdb"):
+            ask(tmp_path)
+    assert convert(tmp_path, tmp_path.with_suffix(".bin"), kind="folder").records == 1
     with LMDBSource(tmp_path) as source:
         assert len(rows(source)) == 2
     assert recognise(tmp_path / "cache") == "lmdb"
