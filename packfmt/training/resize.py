@@ -79,4 +79,4 @@ def _mirror(pixels: Pixels) -> None:
     rows = height if torch.get_num_threads() == 1 else max(1, UNDIVIDED // (width * channels))
     for start in range(0, height, rows):
         part = torch.from_numpy(pixels[start : start + rows])
-        part.copy_(part.flip(1))
+        part.copy_(torch.flip(part, (1,)))  # the method lets go of the interpreter lock twice as often

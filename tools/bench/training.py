@@ -6,8 +6,9 @@ Needs ``clothing/train`` below PACKFMT_TEST_DATA. Everything is warm in the page
 
 files   Loader against a dataset of files (Pillow opens, converts, resizes with antialiasing, flips) in DataLoader with
         0, 2 and 4 workers, of which the best counts. Same crops, same flips, same order.
-bare    Loader against threads that do nothing but decode and resize the same crops into an array, bytes in memory.
-        In several processes one after the other.
+bare    Loader against threads that do nothing but decode and resize the same crops into an array, bytes in memory: a
+        loop of simplejpeg's and torch's calls, and one of packfmt's own decoder. In several processes one after the
+        other.
 busy    A loop of pure Python that takes as long for each batch as one core takes to decode it. Between them the loop
         and the decoder keep two cores busy all the time, if neither has to wait for the interpreter lock. 100 % is a
         core's rate of decoding, measured alone while another core runs such a loop.
@@ -32,6 +33,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import simplejpeg
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
@@ -142,7 +144,7 @@ def against_files(epochs: Epochs, pack: str, root: Path, rounds: int) -> None:
 
 
 class Bare:
-    """Threads that decode chunk after chunk into arrays that lie ready, from bytes in memory."""
+    """Threads that decode chunk after chunk into arrays that lie ready, from bytes in memory: packfmt's decoder."""
 
     def __init__(self, epochs: Epochs, threads: int) -> None:
         reader = epochs.dataset.reader
@@ -161,12 +163,9 @@ class Bare:
         def work() -> None:
             torch.set_num_threads(1)
             for start in starts:
-                part = slice(start, start + CHUNK)
                 if start >= len(self.records):
                     break
-                self.decoder.decode_into(
-                    self.records[part], self.out[part], boxes=self.boxes[part], flips=self.flips[part]
-                )
+                self.decode(slice(start, start + CHUNK))
 
         team = [threading.Thread(target=work) for _ in range(self.threads)]
         for thread in team:
@@ -175,27 +174,58 @@ class Bare:
             thread.join()
 
 
+    def decode(self, part: slice) -> None:
+        self.decoder.decode_into(self.records[part], self.out[part], boxes=self.boxes[part], flips=self.flips[part])
+
+
+class ByHand(Bare):
+    """The same without packfmt: simplejpeg into memory of the thread's own, torch's kernel into the array."""
+
+    def __init__(self, epochs: Epochs, threads: int) -> None:
+        super().__init__(epochs, threads)
+        self.most = max(height * width * 3 for height, width, *_ in map(simplejpeg.decode_jpeg_header, self.records))
+        self.own = threading.local()
+
+    def decode(self, part: slice) -> None:
+        if not hasattr(self.own, "memory"):
+            self.own.memory = np.empty(self.most, np.uint8)
+        boxes, flips = self.boxes[part].tolist(), self.flips[part].tolist()
+        for record, out, (x0, y0, x1, y1), flip in zip(self.records[part], self.out[part], boxes, flips, strict=True):
+            pixels = simplejpeg.decode_jpeg(record, buffer=self.own.memory)
+            crop = torch.from_numpy(np.ascontiguousarray(pixels[y0:y1, x0:x1]).transpose(2, 0, 1)[None])
+            place = torch.from_numpy(out)
+            torch._C._nn._upsample_bilinear2d_aa(
+                crop, [SIZE, SIZE], False, None, None, out=place.permute(2, 0, 1)[None]
+            )
+            if flip:
+                place.copy_(torch.flip(place, (1,)))
+
+
+BARE = {"simplejpeg and torch": ByHand, "packfmt's decoder": Bare}
+
+
 def bare_times(epochs: Epochs, rounds: int, connection: Any) -> None:
-    """In a child: both contenders in turn."""
-    bare = Bare(epochs, epochs.dataset.threads)
+    """In a child: the contenders in turn."""
+    bare = {name: kind(epochs, epochs.dataset.threads) for name, kind in BARE.items()}
     loader = epochs.loader()
     for record in epochs.dataset.reader:
         bytes(record.data)
-    bare()
     loader.set_epoch(0)
     got = torch.cat([images for images, _ in loader]).permute(0, 2, 3, 1)
-    if not np.array_equal(got.numpy(), bare.out):
-        raise SystemExit("Loader and the bare loop made different pixels")
+    for name, loop in bare.items():
+        loop()
+        if not np.array_equal(got.numpy(), loop.out):
+            raise SystemExit(f"Loader and {name} made different pixels")
     del got
-    connection.send(in_turn({"bare decoding": bare, "Loader": epochs.over(loader)}, rounds))
+    connection.send(in_turn({**bare, "Loader": epochs.over(loader)}, rounds))
 
 
 def against_bare(epochs: Epochs, rounds: int, processes: int) -> None:
     """Part ``bare``. In several processes, since where a process's memory happens to lie is worth up to 3 per cent to
     either contender, for as long as it runs."""
     context = mp.get_context("spawn")
-    times: dict[str, list[float]] = {"bare decoding": [], "Loader": []}
-    ratios = []
+    times: dict[str, list[float]] = {name: [] for name in (*BARE, "Loader")}
+    ratios: dict[str, list[float]] = {name: [] for name in BARE}
     for _ in range(processes):
         ours, theirs = context.Pipe()
         child = context.Process(target=bare_times, args=(epochs, rounds, theirs))
@@ -203,12 +233,14 @@ def against_bare(epochs: Epochs, rounds: int, processes: int) -> None:
         theirs.close()
         found = ours.recv()
         child.join()
-        ratios.append(ratio(found, "Loader", "bare decoding"))
+        for name in BARE:
+            ratios[name].append(ratio(found, "Loader", name))
         for name in times:
             times[name] += found[name]
     report("Loader against bare decoding", times, epochs.samples, "images/s")
-    print("  Loader / bare in each process: " + " ".join(f"{value:.3f}" for value in sorted(ratios)))
-    verdict("Loader / bare, median of processes", statistics.median(ratios), 1.05, at_most=True)
+    for name, values in ratios.items():
+        print(f"  Loader / {name} in each process: " + " ".join(f"{value:.3f}" for value in sorted(values)))
+        verdict(f"Loader / {name}, median of processes", statistics.median(values), 1.05, at_most=True)
 
 
 def spin(seconds: float) -> int:
