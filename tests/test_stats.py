@@ -53,6 +53,17 @@ def test_verdict(stats: LoaderStats, verdict: str) -> None:
     assert len(stats.advice.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("threads", "workers", "samples", "processes"),
+    [(2, 0, 1000, True), (4, 2, 1000, True), (2, 0, 100, False), (1, 0, 1000, False), (2, 2, 1000, False)],
+)
+def test_small_images_want_processes(threads: int, workers: int, samples: int, processes: bool) -> None:
+    """0.1 ms each, where several threads share a process."""
+    stats = LoaderStats(wait=1, decode=0.1, samples=samples, threads=threads, workers=workers)
+    assert stats.verdict == "decode-bound"
+    assert (f"workers={threads}" in stats.advice) == processes
+
+
 def test_the_share_of_waiting() -> None:
     assert LoaderStats(wait=1, consume=2, transfer=1).waited == 0.25
     assert LoaderStats().waited == 0

@@ -101,7 +101,7 @@ def test_processes_do_the_work_and_stay_over_epochs(pack: str) -> None:
 def test_threads_are_shared_out(pack: str) -> None:
     with forked(ImageDataset(pack, crop=CROP, threads=7), workers=3) as loader:
         list(loader)
-        assert loader.stats().threads == 6
+        assert (loader.stats().threads, loader.stats().workers) == (6, 3)
 
 
 def test_forked_beside_threads_at_work(ds: ImageDataset) -> None:

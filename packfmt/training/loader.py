@@ -246,7 +246,7 @@ class Loader:
     def _collect(self, engine: Engine, tickets: deque[Any]) -> Made:
         depth = sum(map(engine.ready, tickets))
         made = engine.collect(tickets.popleft())
-        self._stats.threads = engine.threads
+        self._stats.threads, self._stats.workers = engine.threads, self._workers
         self._stats.add_batch(made.samples, made.timing, made.failures, depth)
         if not made.samples and self.sampler.world_size > 1:
             raise made.failures[0]

@@ -13,6 +13,7 @@ __all__ = ["LoaderStats", "StatsRecorder"]
 
 SLOWEST = 10
 KEYS = 1000  # keys of skipped records that are remembered
+BRIEF = 200e-6  # seconds that an image takes, under which threads gain less than processes: see docs/benchmarks.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class LoaderStats:
         wait: the consumer waited for a batch.
         consume: the consumer did something else between two batches.
         threads: that decode, over all workers.
+        workers: child processes, 0 where the threads are in this one.
         depth: batches ready when one was asked for, on average.
         skipped: records left out by ``on_error="skip"``.
         skipped_keys: their keys (file and number, where the key is damaged too), the first thousand.
@@ -45,6 +47,7 @@ class LoaderStats:
     wait: float = 0.0
     consume: float = 0.0
     threads: int = 1
+    workers: int = 0
     depth: float = 0.0
     skipped: int = 0
     skipped_keys: tuple[str, ...] = ()
@@ -67,6 +70,12 @@ class LoaderStats:
     @property
     def advice(self) -> str:
         """One line on what would help."""
+        brief = self.decode < BRIEF * self.samples and self.threads > max(self.workers, 1)
+        if brief and self.verdict == "decode-bound":
+            return (
+                "images this small are decoded more quickly than threads can pass the interpreter lock around: "
+                f"Loader(workers={self.threads}) gives each a process of its own"
+            )
         return {
             "consumer-bound": "the loop is the limit, not the loading: nothing to gain here",
             "disk-bound": "reading is the limit: use a local disk, larger blocks, or more memory for the page cache",
@@ -80,6 +89,7 @@ class StatsRecorder:
     """Adds up what ``LoaderStats`` shows. Used by the consumer's thread only."""
 
     threads: int = 1
+    workers: int = 0
     times: dict[str, float] = field(default_factory=dict)
     batches: int = 0
     samples: int = 0
@@ -133,6 +143,7 @@ class StatsRecorder:
             batches=self.batches,
             samples=self.samples,
             threads=self.threads,
+            workers=self.workers,
             depth=self.depth / max(self.batches, 1),
             skipped=self.skipped,
             skipped_keys=tuple(self.skipped_keys),
