@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from operator import itemgetter, sub
 from typing import Any
@@ -38,30 +37,6 @@ class Timing:
     transform: float = 0.0
     collate: float = 0.0
     slowest: list[tuple[float, int]] = field(default_factory=list)
-
-
-class _End:
-    """Reached when all tasks are done or cancelled: one wait instead of one for each, after every of which the waiting
-    thread would ask for the interpreter lock. Refers to no job, since the tasks refer to it."""
-
-    def __init__(self, tasks: Sequence[Future[Any]]) -> None:
-        self._open = itertools.count(1 - len(tasks))
-        self._closed = threading.Lock()
-        self._closed.acquire()
-        for task in tasks:
-            task.add_done_callback(self._count)
-
-    def _count(self, task: Future[Any]) -> None:
-        if next(self._open) == 0:
-            self._closed.release()
-
-    @property
-    def reached(self) -> bool:
-        return not self._closed.locked()
-
-    def wait(self) -> None:
-        with self._closed:
-            pass
 
 
 class BatchJob:
@@ -98,10 +73,12 @@ class BatchJob:
         self._chunk = max(1, min(MAX_CHUNK, -(-count // (2 * pool.threads))))
         starts = range(0, count, self._chunk)
         self._starts: Iterator[int] = iter(starts)  # whoever takes the next number has the chunk that begins there
-        self._left = max(1, min(pool.threads, len(starts)))  # an empty batch is finished in a thread too
         self._raised: list[tuple[int, BaseException]] = []
-        self._futures = [pool.submit(self._run) for _ in range(self._left)]
-        self._end = _End(self._futures)
+        self._unfinished = threading.Lock()  # held until all is done: one wait, whatever the number of threads
+        self._unfinished.acquire()
+        self._left = max(1, min(pool.threads, len(starts)))  # an empty batch is finished in a thread too
+        for _ in range(self._left):
+            pool.submit(self._run, self._drop)
 
     @property
     def plan(self) -> BatchPlan:
@@ -119,10 +96,10 @@ class BatchJob:
             DecodeError, CorruptError: the first failed sample, with ``on_error="raise"``.
             ValueError: an image is too small for the crop, with ``on_error="raise"``.
             Exception: whatever the user's transform raised, with the sample named in a note.
+            CancelledError: it was cancelled, or the pool closed.
         """
-        self._end.wait()
-        for future in self._futures:
-            future.result()
+        with self._unfinished:
+            pass
         if self._raised:  # chunks are taken in order, so that the first to fail is among them, whatever the threads do
             raised, self._raised = self._raised, []  # given away: what it knows of its frames holds this job
             raise min(raised, key=itemgetter(0))[1]
@@ -133,33 +110,43 @@ class BatchJob:
     @property
     def done(self) -> bool:
         """Whether ``wait`` would return at once."""
-        return self._end.reached
+        return not self._unfinished.locked()
 
     def cancel(self) -> None:
         """Drop the parts that no thread has begun. What is left is no batch: ``then`` is not called any more."""
         self._raised.append((len(self.indices), CancelledError()))
         self._starts = iter(())
-        for future in self._futures:
-            future.cancel()
+
+    def _drop(self) -> None:
+        """In place of ``_run``, where the pool will not come to it."""
+        self.cancel()
+        self._run()
 
     def _run(self) -> None:
-        """Work on chunks until none is left."""
+        """Work on chunks until none is left. Raises nothing: what happened is for ``wait``."""
         start: int | None = 0
         try:
-            plan = self.plan
             while (start := next(self._starts, None)) is not None:
-                self._work(plan, start, min(start + self._chunk, len(self.indices)))
+                self._work(self.plan, start, min(start + self._chunk, len(self.indices)))
         except BaseException as error:
             self._raised.append((start or 0, error))
             self._starts = iter(())
         with self._lock:
             self._left -= 1
             last = not self._left
-        failed = self._raised or (self.failures and self.recipe.on_error == "raise")
-        if last and self._then is not None and not failed:
-            began = time.perf_counter()
-            self.product = self._then(self)
-            self.timing.collate = time.perf_counter() - began
+        if last:
+            self._finish()
+
+    def _finish(self) -> None:
+        try:
+            failed = self._raised or (self.failures and self.recipe.on_error == "raise")
+            if self._then is not None and not failed:
+                began = time.perf_counter()
+                self.product = self._then(self)
+                self.timing.collate = time.perf_counter() - began
+        except BaseException as error:
+            self._raised.append((0, error))
+        self._unfinished.release()
 
     def _work(self, plan: BatchPlan, start: int, stop: int) -> None:
         began = time.perf_counter()
