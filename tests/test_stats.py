@@ -218,7 +218,7 @@ def test_reading_and_decoding_are_told_apart_and_the_slowest_is_named(
     assert len(decoded) == len(dataset) > 8
     assert stats.read == len(dataset)
     assert stats.decode == 10 * len(dataset) + 90
-    assert stats.slowest[0] == (101, dataset.reader.key(6))
+    assert stats.slowest[0] == (100, dataset.reader.key(6))
 
 
 def test_the_benchmark_of_recording_follows_what_is_recorded() -> None:

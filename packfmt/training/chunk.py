@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from operator import sub
 
 from packfmt.errors import CorruptError
 from packfmt.storage.readplan import ReadPlan
@@ -13,9 +12,10 @@ __all__ = ["ChunkRecords"]
 
 
 class ChunkRecords:
-    """Record bytes one by one, read and checked when the decoder asks for them; no bytes for a damaged record.
+    """Record bytes one by one; no bytes for a damaged record.
 
-    Iterate it once.
+    All are read and checked at first. Between two images it took longer, by a hundredth of decoding photos: an image
+    drives from the processor's cache what the next reading needs.
 
     Args:
         plan: of the batch.
@@ -23,38 +23,33 @@ class ChunkRecords:
         failures: takes the errors of damaged records by their positions.
 
     Attributes:
+        seconds: spent on reading and checking.
         asked: when each record was asked for, by ``time.perf_counter``.
     """
 
     def __init__(self, plan: ReadPlan, start: int, stop: int, failures: dict[int, Exception]) -> None:
-        self._plan = plan
-        self._start = start
-        self._stop = stop
-        self._failures = failures
-        self.asked: list[float] = []
-        self._given: list[float] = []
         began = time.perf_counter()
-        self._records = plan.views(start, stop)  # reads them all now, where they are not in memory
-        self._begun = time.perf_counter() - began
-
-    @property
-    def seconds(self) -> float:
-        """Spent so far on reading and checking."""
-        waited: float = sum(map(sub, self._given, self.asked))
-        return self._begun + waited
+        self._records = _read(plan, start, stop, failures)
+        self.seconds = time.perf_counter() - began
+        self.asked: list[float] = []
 
     def __len__(self) -> int:
-        return self._stop - self._start
+        return len(self._records)
 
     def __iter__(self) -> Iterator[memoryview]:
-        records, clock, ask, give = self._records, time.perf_counter, self.asked.append, self._given.append
-        for position in range(self._start, self._stop):
+        clock, ask = time.perf_counter, self.asked.append
+        for record in self._records:
             ask(clock())
-            try:
-                record = next(records)
-            except CorruptError as error:
-                self._failures[position] = error.with_traceback(None)
-                record = memoryview(b"")
-                records = self._plan.views(position + 1, self._stop)
-            give(clock())
             yield record
+
+
+def _read(plan: ReadPlan, start: int, stop: int, failures: dict[int, Exception]) -> list[memoryview]:
+    records: list[memoryview] = []
+    while True:
+        try:
+            for view in plan.views(start + len(records), stop):
+                records.append(view)
+            return records
+        except CorruptError as error:
+            failures[start + len(records)] = error.with_traceback(None)
+            records.append(memoryview(b""))
