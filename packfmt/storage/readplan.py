@@ -53,9 +53,6 @@ class LaterPlan(ReadPlan):
 class MappedPlan(ReadPlan):
     """Records that are in memory, each looked at and checked when its turn comes.
 
-    Whoever uses one at once finds its bytes in the processor's cache, and other threads wait for the interpreter lock
-    in short turns only.
-
     Args:
         source: where they are.
         positions, offsets, lengths, checksums: (N,) theirs; offsets and lengths lie inside.

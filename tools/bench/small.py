@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import packfmt
-from packfmt.images.libjpeg import encode_jpeg
+from packfmt.images.encode import encode_jpeg
 from tools.bench.timing import in_turn, machine, ratio, report
 
 BATCH = 128
@@ -34,9 +34,7 @@ def shrink(photos: str, folder: Path, size: int, times: int) -> None:
             for start in range(0, len(dataset), 512):
                 images = dataset[start : start + 512][0].permute(0, 2, 3, 1).numpy()
                 for number, image in enumerate(images, start):
-                    (folder / f"{epoch}-{number:06}.jpg").write_bytes(
-                        encode_jpeg(np.ascontiguousarray(image), 85, "420")
-                    )
+                    (folder / f"{epoch}-{number:06}.jpg").write_bytes(encode_jpeg(np.ascontiguousarray(image), 85))
 
 
 def go_through(loader: packfmt.Loader, samples: int) -> Callable[[], None]:
