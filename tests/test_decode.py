@@ -20,6 +20,7 @@ from PIL import Image, ImageFile
 from packfmt.errors import DecodeError
 from packfmt.images import libjpeg, pillow
 from packfmt.images.decode import Decoder, decode, decode_into
+from packfmt.images.jpeg import MAX_SEGMENTS, components_of, read_jpeg
 
 WHOLE = images.WHOLE
 JPEGS = [name for name, data in WHOLE.items() if data[:2] == b"\xff\xd8"]
@@ -324,6 +325,22 @@ class TestTruncated:
         assert ImageFile.LOAD_TRUNCATED_IMAGES is False
 
 
+class TestGivenUp:
+    """A progressive file that libjpeg gives up on before any pixel is written, though not in the first pass."""
+
+    def data(self) -> bytes:
+        data = bytearray(WHOLE["progressive"])
+        second = data.index(b"\xff\xda", data.index(b"\xff\xda") + 2)
+        table = data.rindex(b"\xff\xc4", 0, second)
+        data[table] = 0  # no marker any more: the pass lacks its Huffman table
+        return bytes(data)
+
+    @pytest.mark.parametrize("partial", [False, True])
+    def test_memorys_content_is_no_picture(self, partial):
+        with pytest.raises(DecodeError):
+            decode(self.data(), partial=partial)
+
+
 class TestHarmless:
     @pytest.mark.parametrize("tail", [b"\0" * 5000, b"trailing", b"\xff\xd8\xff\xe0 another"])
     def test_bytes_behind_the_end(self, tail):
@@ -447,18 +464,30 @@ class TestHostile:
         monkeypatch.setattr(libjpeg, "_SHORT", 0)
         assert libjpeg.usual_size(WHOLE[name]) == size
 
+    @pytest.mark.parametrize("name", JPEGS)
+    def test_a_glance_at_the_components_agrees(self, name):
+        header = read_jpeg(WHOLE[name])
+        assert components_of(WHOLE[name]) in (header.components, *((0,) if header.junk else ()))
+        assert components_of(memoryview(WHOLE[name])[: images.frame_at(WHOLE[name])]) == 0
+
     def test_a_second_scan_where_one_is_announced_is_no_way_round_the_limit(self, monkeypatch):
         data = WHOLE["baseline"]
         scan = data[data.index(b"\xff\xda") : -2]
         monkeypatch.setattr(libjpeg, "_SHORT", 0)
+        monkeypatch.setattr(libjpeg, "_CHEAP", 0)
         with pytest.raises(DecodeError, match="more than 500 scans"):
             decode(data[:-2] + scan * 2_000 + data[-2:])
 
     def test_scans_up_to_the_limit(self):
-        assert libjpeg.few_scans(images.many_scans_jpeg(480))
-        assert not libjpeg.few_scans(images.many_scans_jpeg(501))
+        large = 1 << 30  # pixels
+        assert libjpeg.few_scans(images.many_scans_jpeg(480), large)
+        assert not libjpeg.few_scans(images.many_scans_jpeg(501), large)
         with pytest.raises(DecodeError, match="more than 500 scans"):
-            decode(images.many_scans_jpeg(501))
+            decode(images.many_scans_jpeg(5_000))
+
+    def test_scans_of_a_small_picture_are_not_counted(self):
+        data = images.many_scans_jpeg(501, HEIGHT, WIDTH)
+        np.testing.assert_array_equal(decode(data, partial=True), pillow_pixels(data))
 
     def test_limit_is_an_option(self):
         for name in ("baseline", "cmyk", "png"):
@@ -484,6 +513,83 @@ class TestHostile:
             pixels = decode(content, max_pixels=1 << 20)
             assert pixels.dtype == np.uint8
             assert pixels.shape[2] == 3
+
+
+MEMORY = images.jpeg(700, 900)  # whose pixels make a thread's memory larger than any other's here need
+
+
+def outcome(decoder: Decoder, data: bytes, before: bytes | None) -> tuple[list[tuple[int, str]], bytes, bytes]:
+    """What a new thread makes of an image in three ways, once it has decoded another one: errors and pixels."""
+    found = []
+
+    def work() -> None:
+        box = np.array([[3, 2, 23, 18]])
+        if before is not None:
+            decoder.decode_into([before], slots(1, 8, 8, channels), boxes=box)
+        cropped, straight = slots(1, 16, 20, channels), slots(1, channels=channels)
+        failures = decoder.decode_into([data], cropped, boxes=box) + decoder.decode_into([data], straight)
+        with contextlib.suppress(DecodeError):
+            found.append(decoder.decode(data, box=box[0], size=(9, 9)).tobytes())
+        found.extend((failures, cropped.tobytes(), straight.tobytes()))
+
+    channels = 3 if decoder.mode == "RGB" else 1
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return tuple(found)
+
+
+class TestMemoryThatLiesReady:
+    """A thread decodes at once what fits into the memory that its last image left: nothing else may come of it."""
+
+    @pytest.mark.parametrize("mode", ["RGB", "L"])
+    @pytest.mark.parametrize("name", sorted(WHOLE))
+    def test_whole_files(self, name, mode):
+        for decoder in (Decoder(mode), Decoder(mode, "apply", partial=True, fast=True)):
+            assert outcome(decoder, WHOLE[name], MEMORY) == outcome(decoder, WHOLE[name], None)
+
+    @pytest.mark.parametrize("name", JPEGS)
+    @pytest.mark.parametrize("partial", [False, True])
+    def test_cut_files(self, name, partial):
+        decoder = Decoder(partial=partial)
+        for length in range(0, len(WHOLE[name]), 97):
+            data = WHOLE[name][:length]
+            assert outcome(decoder, data, MEMORY) == outcome(decoder, data, None), length
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.sampled_from(JPEGS), st.data())
+    def test_mutated_files(self, name, data):
+        content = bytearray(WHOLE[name])
+        for _ in range(data.draw(st.integers(1, 4))):
+            content[data.draw(st.integers(0, min(len(content) - 1, 700)))] = data.draw(st.integers(0, 255))
+        decoder = Decoder(max_pixels=1 << 20)
+        assert outcome(decoder, bytes(content), MEMORY) == outcome(decoder, bytes(content), None)
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            images.resized_header(images.jpeg(), 600, 500),
+            images.many_scans_jpeg(600, 200, 300),
+            images.many_scans_jpeg(10_000),
+            images.many_scans_jpeg(600, HEIGHT, WIDTH),
+            b"\xff\xd8" + b"\xff\xe5\0\2" * (MAX_SEGMENTS + 1) + images.jpeg()[2:],
+        ],
+    )
+    def test_hostile_files(self, data):
+        assert outcome(Decoder(), data, MEMORY) == outcome(Decoder(), data, None)
+
+    @pytest.mark.parametrize("most", [HEIGHT * WIDTH - 1, HEIGHT * WIDTH])
+    def test_the_limit_holds_there_too(self, most):
+        with_memory = outcome(Decoder(max_pixels=most), WHOLE["baseline"], MEMORY)
+        assert with_memory == outcome(Decoder(max_pixels=most), WHOLE["baseline"], None)
+
+    def test_the_header_is_not_looked_at_twice(self, monkeypatch):
+        records = [images.jpeg(seed=seed) for seed in range(3)]
+        boxes = np.array([[0, 0, 20, 20]] * 3)
+        decode_into(records, slots(3, 16, 16), boxes=boxes)
+        monkeypatch.setattr(libjpeg, "usual_size", None)
+        assert not decode_into(records, slots(3, 16, 16), boxes=boxes)
+        assert not decode_into(records, slots(3))
 
 
 class TestDecoder:

@@ -92,7 +92,8 @@ class Decoder:
         data = as_bytes_like(data)
         tag = self._tag(data)
         whole = size is None and box is None
-        crop = _cut(oriented(self._pixels(data, _new_room if whole else _scratch_room), tag), box)
+        pixels = self._pixels(data, _new_room) if whole else self._scratch_pixels(data)
+        crop = _cut(oriented(pixels, tag), box)
         if whole and tag in _UPRIGHT and crop.flags.writeable:
             return crop
         height, width = crop.shape[:2] if size is None else size
@@ -159,18 +160,13 @@ class Decoder:
         data = as_bytes_like(data)
         if data[:3] != _JPEG or slot.shape[0] * slot.shape[1] > self.max_pixels:
             return False
-        if libjpeg.usual_size(data) != slot.shape[:2]:
-            return False
-        try:
-            libjpeg.decode_jpeg(data, libjpeg.SPACES[self.mode], self.fast, self.fast, buffer=slot)
-        except ValueError:
-            return False
-        return True
+        pixels = libjpeg.decode_at_once(data, self.mode, slot, fast=self.fast, max_pixels=self.max_pixels)
+        return pixels is not None and pixels.shape == slot.shape
 
     def _fill(self, data: bytes | memoryview, slot: Pixels, box: Box | None, flip: bool, tag: int | None) -> None:
         if tag is None:
             tag = self._tag(data)
-        crop = oriented(self._pixels(data, _scratch_room), tag)
+        crop = oriented(self._scratch_pixels(data), tag)
         if box is None and crop.shape != slot.shape:
             raise DecodeError(
                 f"the image has {crop.shape[1]}x{crop.shape[0]} pixels and its place {slot.shape[1]}x{slot.shape[0]}; "
@@ -181,6 +177,15 @@ class Decoder:
 
     def _tag(self, data: bytes | memoryview) -> int:
         return sniff(data, max_pixels=self.max_pixels).orientation if self.orientation == "apply" else 0
+
+    def _scratch_pixels(self, data: bytes | memoryview) -> Pixels:
+        """All of an image as stored, in memory that the thread's next image will overwrite."""
+        scratch: Pixels | None = getattr(_thread, "scratch", None)
+        if scratch is not None and data[:3] == _JPEG:
+            pixels = libjpeg.decode_at_once(data, self.mode, scratch, fast=self.fast, max_pixels=self.max_pixels)
+            if pixels is not None:
+                return pixels
+        return self._pixels(data, _scratch_room)
 
     def _pixels(self, data: bytes | memoryview, room: libjpeg.Room) -> Pixels:
         """All of an image as stored, (H, W, C): in the array that ``room`` gives, or in one of its own."""

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from packfmt.errors import DecodeError
 from packfmt.images.info import NO_END, check_size
-from packfmt.images.jpeg import JpegHeader, read_jpeg
+from packfmt.images.jpeg import MAX_SEGMENTS, JpegHeader, components_of, read_jpeg
 
 __all__ = [
     "MAX_SCANS",
     "SPACES",
     "Room",
+    "decode_at_once",
     "decode_jpeg",
     "encode_jpeg",
     "few_scans",
@@ -29,12 +30,17 @@ __all__ = [
 ]
 
 Room = Callable[[int, int, int], "NDArray[np.uint8]"]
+_Attempt = Callable[["bytes | memoryview", "int | None"], "NDArray[np.uint8]"]  # file, what its memory is full of
 
 MAX_SCANS = 500
 _SHORT = MAX_SCANS * 10  # bytes of so many scans' headers
+_CHEAP = 1 << 35  # bytes times pixels up to which passes are not counted: no more work than 500 on 7 million pixels
+_FLAT = 512  # pixels that a byte can hold: one bit for each block of 64 samples
+_AT_ONCE = 4 * MAX_SEGMENTS  # bytes of a file whose header cannot have too many segments
 
 # Colour spaces that libjpeg turns into RGB just as Pillow does; CMYK and YCCK need Pillow's own conversion.
 PLAIN_SPACES = frozenset(("YCbCr", "RGB", "Gray"))
+_PLAIN_COMPONENTS = frozenset((1, 3))
 SPACES = {"RGB": "RGB", "L": "GRAY"}
 
 # Complaints of libjpeg that mean that pixels are missing or wrong; all its others leave the picture whole.
@@ -61,19 +67,50 @@ def usual_size(data: bytes | memoryview) -> tuple[int, int] | None:
         else:
             header = read_jpeg(data)
             height, width = header.height, header.width
-            usual = header.components != 4 and (header.one_scan or few_scans(data))
+            usual = header.components != 4 and (header.one_scan or few_scans(data, height * width))
     except (ValueError, KeyError, DecodeError):  # KeyError: a subsampling that simplejpeg has no name for
         return None
-    return (height, width) if usual and 0 < height * width <= 512 * len(data) else None
+    return (height, width) if usual and 0 < height * width <= _FLAT * len(data) else None
 
 
-def few_scans(data: bytes | bytearray | memoryview) -> bool:
-    """Whether a JPEG has at most ``MAX_SCANS`` passes over its pixels.
+def decode_at_once(
+    data: bytes | memoryview, mode: str, memory: NDArray[np.uint8], *, fast: bool, max_pixels: int
+) -> NDArray[np.uint8] | None:
+    """Decode a usual JPEG into memory that lies ready, with a glance at its header.
+
+    ``usual_size`` is a longer look, with the interpreter lock held: 2 per cent of decoding photos. What comes out is
+    what it would have led to: files so short that neither their segments nor their passes need counting, and pictures
+    that fit into ``memory``.
+
+    Args:
+        data: the file.
+        mode: "RGB" or "L".
+        memory: contiguous; overwritten, also where nothing comes of it.
+        fast: trade accuracy for speed.
+        max_pixels: give no more.
+
+    Returns:
+        Pixels (H, W, C), in ``memory``. None for what does not fit, and for what needs a look.
+    """
+    size = len(data)
+    if size > _AT_ONCE or components_of(data) not in _PLAIN_COMPONENTS:
+        return None
+    channels = 3 if mode == "RGB" else 1
+    room = memory.reshape(-1)[: _CHEAP // max(size, 1) * channels]
+    try:
+        pixels = decode_jpeg(data, SPACES[mode], fast, fast, buffer=room)
+    except (ValueError, KeyError):  # KeyError: a subsampling that simplejpeg has no name for
+        return None
+    return pixels if pixels.size <= channels * min(max_pixels, _FLAT * size) else None
+
+
+def few_scans(data: bytes | bytearray | memoryview, pixels: int) -> bool:
+    """Whether a JPEG has at most ``MAX_SCANS`` passes over its pixels, or more that cost little.
 
     A file of ten thousand tiny passes costs seconds to decode. Cheap for the usual file: a short one cannot hold so
     many, and otherwise counting one byte value gives an upper bound.
     """
-    if len(data) <= _SHORT:
+    if len(data) <= _SHORT or len(data) * pixels <= _CHEAP:
         return True
     if np.count_nonzero(np.frombuffer(data, np.uint8) == 0xDA) <= MAX_SCANS:
         return True
@@ -109,15 +146,16 @@ def read_unusual(
             f"truncated JPEG: {len(data):,} bytes cannot hold {header.width}x{header.height} pixels; "
             "the header lies or most of the file is missing"
         )
-    if not few_scans(data):
+    if not few_scans(data, header.width * header.height):
         raise DecodeError(f"JPEG has more than {MAX_SCANS} scans: no camera or program writes such a file")
     space = "CMYK" if header.components == 4 else SPACES[mode]
     channels = {"CMYK": 4, "RGB": 3, "GRAY": 1}[space]
 
-    def attempt(content: bytes | memoryview, strict: bool) -> NDArray[np.uint8]:
-        return decode_jpeg(
-            content, space, fast, fast, buffer=room(header.height, header.width, channels), strict=strict
-        )
+    def attempt(content: bytes | memoryview, before: int | None) -> NDArray[np.uint8]:
+        memory = room(header.height, header.width, channels)
+        if before is not None:
+            memory[...] = before
+        return decode_jpeg(content, space, fast, fast, buffer=memory, strict=before is None)
 
     pixels = _judge(data, header, attempt, partial)
     if pixels is None:
@@ -131,43 +169,45 @@ def read_unusual(
 
 
 def _judge(
-    data: bytes | memoryview,
-    header: JpegHeader,
-    attempt: Callable[[bytes | memoryview, bool], NDArray[np.uint8]],
-    partial: bool,
+    data: bytes | memoryview, header: JpegHeader, attempt: _Attempt, partial: bool
 ) -> NDArray[np.uint8] | None:
     """Pixels if they are all there (or ``partial``), None if the kind is not supported, DecodeError if damaged."""
     try:
-        return attempt(data, True)
+        return attempt(data, None)
     except ValueError as error:
         complaint = str(error)
     if partial:
-        return _lenient(data, attempt)
+        return _lenient(data, attempt, partial)
     if header.flags(data) & NO_END:
         unwritten = data[-len(_ZEROS) :] == _ZEROS
         if header.one_scan and not unwritten:
             # With an end marker put on, a complaint is left if the scan itself is cut.
             try:
-                return attempt(bytes(data) + b"\xff\xd9", True)
+                return attempt(bytes(data) + b"\xff\xd9", None)
             except ValueError:
                 pass
-        if not unwritten and _lenient(data, attempt) is None:
+        if not unwritten and _lenient(data, attempt, partial) is None:
             return None
         raise DecodeError("truncated JPEG: the file ends before its picture does; partial=True decodes what is there")
     # Bytes that belong to nothing are harmless padding, unless the restart markers show that they were left over.
     lost = "extraneous bytes" in complaint and header.restarts and not header.junk
     if lost or _DAMAGE.search(complaint):
         raise DecodeError(f"damaged JPEG ({complaint}); partial=True decodes what is there")
-    return _lenient(data, attempt)
+    return _lenient(data, attempt, partial)
 
 
-def _lenient(
-    data: bytes | memoryview, attempt: Callable[[bytes | memoryview, bool], NDArray[np.uint8]]
-) -> NDArray[np.uint8] | None:
+def _lenient(data: bytes | memoryview, attempt: _Attempt, partial: bool) -> NDArray[np.uint8] | None:
+    """Pixels, whatever libjpeg complains of. None if it gives up before the last of them, or with ``partial`` before
+    the first: simplejpeg does not tell, and hands out what lay in the memory before. Those are black then."""
     try:
-        return attempt(data, False)
+        over_black = attempt(data, 0).copy()
+        pixels = attempt(data, 255)
     except ValueError:
         return None
+    missing = pixels != over_black
+    if missing.any() and (missing.all() or not partial):
+        return None
+    return over_black
 
 
 def encode_jpeg(pixels: NDArray[np.uint8], quality: int, subsampling: str) -> bytes:
