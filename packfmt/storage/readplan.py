@@ -51,12 +51,13 @@ class LaterPlan(ReadPlan):
 
 
 class MappedPlan(ReadPlan):
-    """Records that are in memory, each looked at and checked when its turn comes.
+    """Records that are in memory.
 
     Args:
         source: where they are.
         positions, offsets, lengths, checksums: (N,) theirs; offsets and lengths lie inside.
-        check: called with a position, its view and its checksum; raises CorruptError. None checks nothing.
+        passes: called with positions, views and checksums of several: whether all views are whole.
+        check: called with one of each where they are not all; raises CorruptError.
     """
 
     def __init__(
@@ -66,21 +67,28 @@ class MappedPlan(ReadPlan):
         offsets: npt.NDArray[np.uint64],
         lengths: npt.NDArray[np.uint64],
         checksums: npt.NDArray[np.uint64],
-        check: Callable[[int, memoryview, int], None] | None,
+        passes: Callable[[list[int], list[memoryview], list[int]], bool],
+        check: Callable[[int, memoryview, int], None],
     ) -> None:
         self._source = source
         self._columns = (positions, offsets, lengths, checksums)
+        self._passes = passes
         self._check = check
 
     def views(self, start: int, stop: int) -> Iterator[memoryview]:
         self._source.check_size()  # touching a mapped page that is no more kills the process
-        check = self._check
         # Made for a part only, not for a batch: what is small stays in the processor's cache.
         positions, offsets, lengths, checksums = (column[start:stop].tolist() for column in self._columns)
         views = self._source.slices(offsets, lengths)
+        if self._passes(positions, views, checksums):
+            return iter(views)
+        return self._one_by_one(positions, views, checksums)
+
+    def _one_by_one(
+        self, positions: list[int], views: list[memoryview], checksums: list[int]
+    ) -> Iterator[memoryview]:
         for index, view, stated in zip(positions, views, checksums, strict=True):
-            if check is not None:
-                check(index, view, stated)
+            self._check(index, view, stated)
             yield view
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 from packfmt.errors import CorruptError
 from packfmt.storage.readplan import ReadPlan
@@ -44,12 +45,13 @@ class ChunkRecords:
 
 
 def _read(plan: ReadPlan, start: int, stop: int, failures: dict[int, Exception]) -> list[memoryview]:
+    with suppress(CorruptError):
+        return list(plan.views(start, stop))
     records: list[memoryview] = []
-    while True:
+    for position in range(start, stop):  # to find each that is damaged
         try:
-            for view in plan.views(start + len(records), stop):
-                records.append(view)
-            return records
+            records.extend(plan.views(position, position + 1))
         except CorruptError as error:
-            failures[start + len(records)] = error.with_traceback(None)
+            failures[position] = error.with_traceback(None)
             records.append(memoryview(b""))
+    return records
