@@ -111,10 +111,9 @@ class MappedReader(Reader):
         return plan or LaterPlan(self.read, positions)
 
     def will_need(self, indices: Indices) -> None:
-        positions = as_positions(indices, len(self), self.path)
         if self._file.ahead.resting():
             return
-        offsets, lengths = self._file.ranges(positions)
+        offsets, lengths = self._file.ranges(as_positions(indices, len(self), self.path))
         order = np.argsort(offsets, kind="stable")
         self._file.ahead.before(offsets[order].tolist(), lengths[order].tolist())
 

@@ -24,12 +24,12 @@ from packfmt.storage.filebytes import IO
 from packfmt.training.ahead import Ahead
 from packfmt.training.batch import BatchJob
 from packfmt.training.epochs import EpochCounter
-from packfmt.training.plan import Allocate, Choices, Recipe, plan_batch
+from packfmt.training.plan import Allocate, Recipe, plan_batch
 from packfmt.training.pool import CallerPool, DecodePool
 from packfmt.training.recycle import Recycler
 from packfmt.training.resize import resize
 from packfmt.training.samples import Samples, make_batch, present
-from packfmt.training.span import Span
+from packfmt.training.span import Chosen, Span
 from packfmt.training.targets import Targets
 
 __all__ = ["ImageDataset", "LMDBImageDataset", "MMapImageDataset"]
@@ -167,7 +167,7 @@ class ImageDataset(Dataset[Any]):
         *,
         allocate: Allocate | None = None,
         then: Callable[[BatchJob], Any] | None = None,
-        choices: Callable[[], Choices] | None = None,
+        chosen: Chosen | None = None,
     ) -> BatchJob:
         """Begin a batch in the threads; ``finish`` gives its samples.
 
@@ -176,18 +176,18 @@ class ImageDataset(Dataset[Any]):
             epoch: that keys the random numbers.
             allocate: gives the array for decoded images by its shape (N, H, W, C); None takes the dataset's own.
             then: called with the job in the thread that finishes last; ``job.product`` is what it returned.
-            choices: from ``choose_ahead``; None chooses for this batch alone.
+            chosen: from ``choose_ahead``, for these indices; None chooses for this batch alone.
         """
-        positions = self._positions(indices)
+        if chosen is None:
+            (chosen,) = self.choose_ahead((indices,), epoch)
+        positions = chosen.positions
         with suppress(CorruptError):  # said where the record is read
             self.reader.will_need(positions)  # the whole batch at once, and before the threads come to it
-
-        chosen = choices or self.choose_ahead((positions,), epoch)[0]
         plan = partial(plan_batch, self._recipe, chosen, allocate or self._recycler.allocate)
         return BatchJob(self._recipe, positions, plan, self._pool, then)
 
-    def choose_ahead(self, batches: Sequence[npt.NDArray[np.int64]], epoch: int) -> list[Callable[[], Choices]]:
-        """What ``start`` takes as ``choices`` for each of some batches, which costs less than for one after another.
+    def choose_ahead(self, batches: Sequence[npt.ArrayLike], epoch: int) -> list[Chosen]:
+        """What ``start`` takes as ``chosen`` for each of some batches, which costs less than for one after another.
 
         Args:
             batches: (N,) record indices each.
@@ -195,7 +195,7 @@ class ImageDataset(Dataset[Any]):
         """
         positions = [self._positions(batch) for batch in batches]
         span = Span(self._recipe, positions, partial(sample_keys, self.seed, epoch))
-        return [partial(span.choices, number) for number in range(len(batches))]
+        return [Chosen(batch, span, number) for number, batch in enumerate(positions)]
 
     def finish(self, job: BatchJob) -> Samples:
         """Wait for a batch that ``start`` began.
@@ -243,10 +243,9 @@ class ImageDataset(Dataset[Any]):
         self.reader.close()
 
     def _sample(self, index: Any) -> Any:
-        positions = self._positions((index,))
-        (chosen,) = self.choose_ahead((positions,), self._epoch_of((index,)))
+        (chosen,) = self.choose_ahead(((index,),), self._epoch_of((index,)))
         plan = partial(plan_batch, self._recipe, chosen)
-        return self._some(BatchJob(self._recipe, positions, plan, CallerPool()))[0]
+        return self._some(BatchJob(self._recipe, chosen.positions, plan, CallerPool()))[0]
 
     def _batch(self, indices: Sequence[int]) -> Any:
         positions = self._positions(indices)

@@ -147,11 +147,11 @@ class ThreadEngine:
 
     def tickets(self, requests: Iterator[Request]) -> Iterator[BatchJob]:
         for span in _spans(requests):
-            chosen = self._dataset.choose_ahead([request.indices for request in span], span[0].epoch)
-            for request, choices in zip(span, chosen, strict=True):
+            parts = self._dataset.choose_ahead([request.indices for request in span], span[0].epoch)
+            for request, chosen in zip(span, parts, strict=True):
                 finish = Finish(self._dataset, self._collate, self._batch_transform, request)
                 yield self._dataset.start(
-                    request.indices, request.epoch, allocate=self._allocate, then=finish, choices=choices
+                    request.indices, request.epoch, allocate=self._allocate, then=finish, chosen=chosen
                 )
 
     def ready(self, ticket: BatchJob) -> bool:

@@ -7,6 +7,7 @@ decode; the allocator gives pieces of this size back to the system at once, so e
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import weakref
 from contextlib import suppress
@@ -34,7 +35,7 @@ class Recycler:
 
     def allocate(self, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
         """A uint8 array, undefined."""
-        size = int(np.prod(shape))
+        size = math.prod(shape)
         block = self._take(size)
         # Whatever is made of the array refers to this owner, which unlike a map can be watched.
         owner = (ctypes.c_ubyte * len(block)).from_buffer(block)

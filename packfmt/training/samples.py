@@ -89,7 +89,7 @@ def make_batch(samples: Samples, how: Collate) -> tuple[Any, Any]:
     targets = samples.targets.of_batch(samples.job.plan, samples.positions)
     whole = samples.whole
     if whole is not None and how != "list":
-        return (whole if samples.output == "numpy" else torch.from_numpy(whole).permute(0, 3, 1, 2)), targets
+        return (whole if samples.output == "numpy" else torch.from_numpy(whole.transpose(0, 3, 1, 2))), targets
     return collate_images([samples.image(position) for position in samples.positions], how), targets
 
 

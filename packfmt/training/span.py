@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -12,9 +13,21 @@ import numpy.typing as npt
 from packfmt.randomness import Keys
 from packfmt.training.plan import Choices, Recipe, choose
 
-__all__ = ["Span"]
+__all__ = ["Chosen", "Span"]
 
 Positions = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One batch of a span: its records' positions, and when called their choices."""
+
+    positions: Positions
+    span: Span
+    number: int
+
+    def __call__(self) -> Choices:
+        return self.span.choices(self.number)
 
 
 class Span:
