@@ -36,6 +36,7 @@ from packfmt.randomness import sample_keys
 from packfmt.record import Column
 from packfmt.storage.readahead import ReadAhead
 from packfmt.training.ahead import Ahead
+from packfmt.training.batch import MAX_CHUNK, PIECES, BatchJob
 
 
 @pytest.fixture(scope="module")
@@ -621,10 +622,36 @@ def test_a_cancelled_batch_ends_with_the_chunk_in_hand(pack: str) -> None:
         begun.wait()
         job.cancel()
         gate.set()
-    assert len(seen) == 20  # of one thread's two chunks
+    assert len(seen) == 40 // PIECES
     assert finished == []
     with pytest.raises(CancelledError):
         job.wait()
+
+
+def test_a_batch_is_shared_out_more_finely_where_no_other_waits(pack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    work = BatchJob._work
+
+    def watched(self: BatchJob, plan: Any, start: int, stop: int) -> None:
+        sizes.append(stop - start)
+        work(self, plan, start, stop)
+
+    begun, gate = threading.Event(), threading.Event()
+
+    def wait(image: Any) -> Any:
+        begun.set()
+        gate.wait()
+        return image
+
+    monkeypatch.setattr(BatchJob, "_work", watched)
+    with ImageDataset(pack, crop=CROP, transform=wait, threads=1) as ds:
+        jobs = [ds.start([0], 0)]
+        begun.wait()
+        jobs += [ds.start(range(40), 0), ds.start(range(33), 0)]
+        gate.set()
+        for job in jobs:
+            assert not job.wait()
+    assert sizes == [1, MAX_CHUNK, 40 - MAX_CHUNK, 9, 9, 9, 6]
 
 
 def test_nothing_holds_a_batch_that_was_dropped(pack: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from operator import itemgetter, sub
@@ -25,6 +25,7 @@ __all__ = ["BatchJob", "Timing"]
 Pixels = npt.NDArray[np.uint8]
 
 MAX_CHUNK = 32  # images that a thread takes at a time: enough that taking them costs nothing
+PIECES = 4  # for each thread, of a batch that no other waits behind
 SLOW_SAMPLES = 3  # of a batch that are remembered
 
 
@@ -68,15 +69,14 @@ class BatchJob:
         self._make_plan = plan
         self._plan: BatchPlan | None = None
         self._lock = threading.Lock()
-        count = len(indices)
-        # A few chunks per thread, so that one large image does not leave the other threads idle at the end.
-        self._chunk = max(1, min(MAX_CHUNK, -(-count // (2 * pool.threads))))
-        starts = range(0, count, self._chunk)
-        self._starts: Iterator[int] = iter(starts)  # whoever takes the next number has the chunk that begins there
+        self._pool = pool
+        self._next = 0  # the first position that no thread has taken
+        self._turn = threading.Lock()  # whose holder may take
+        self._ended = False  # nothing more is to be taken; set without a lock, wherever a collection of garbage cancels
         self._raised: list[tuple[int, BaseException]] = []
         self._unfinished = threading.Lock()  # held until all is done: one wait, whatever the number of threads
         self._unfinished.acquire()
-        self._left = max(1, min(pool.threads, len(starts)))  # an empty batch is finished in a thread too
+        self._left = max(1, min(pool.threads, len(indices)))  # an empty batch is finished in a thread too
         for _ in range(self._left):
             pool.submit(self._run, self._drop)
 
@@ -115,7 +115,7 @@ class BatchJob:
     def cancel(self) -> None:
         """Drop the parts that no thread has begun. What is left is no batch: ``then`` is not called any more."""
         self._raised.append((len(self.indices), CancelledError()))
-        self._starts = iter(())
+        self._ended = True
 
     def _drop(self) -> None:
         """In place of ``_run``, where the pool will not come to it."""
@@ -124,18 +124,30 @@ class BatchJob:
 
     def _run(self) -> None:
         """Work on chunks until none is left. Raises nothing: what happened is for ``wait``."""
-        start: int | None = 0
+        start, stop = self._take()
         try:
-            while (start := next(self._starts, None)) is not None:
-                self._work(self.plan, start, min(start + self._chunk, len(self.indices)))
+            while start < stop:
+                self._work(self.plan, start, stop)
+                start, stop = self._take()
         except BaseException as error:
-            self._raised.append((start or 0, error))
-            self._starts = iter(())
+            self._raised.append((start, error))
+            self._ended = True
         with self._lock:
             self._left -= 1
             last = not self._left
         if last:
             self._finish()
+
+    def _take(self) -> tuple[int, int]:
+        """The next chunk. Each costs something, so it is a thread's share of the batch while other tasks wait, and a
+        part of that where none do: one large image is not to leave the other threads idle at the end."""
+        shares = self._pool.threads * (1 if self._pool.waiting else PIECES)
+        size = max(1, min(MAX_CHUNK, -(-len(self.indices) // shares)))
+        with self._turn:
+            start = self._next
+            stop = start if self._ended else min(start + size, len(self.indices))
+            self._next = stop
+        return start, stop
 
     def _finish(self) -> None:
         try:

@@ -40,6 +40,10 @@ class Pool(Protocol):
     def threads(self) -> int:
         """How many run at a time."""
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there are tasks that no thread has begun."""
+
     def submit(self, task: Task, dropped: Task) -> None:
         """Run a task, which must not raise, or ``dropped`` instead if the pool is closed before its turn."""
 
@@ -48,6 +52,7 @@ class CallerPool:
     """Runs a task at once, in the calling thread: what a single sample needs."""
 
     threads = 1
+    waiting = False
 
     def submit(self, task: Task, dropped: Task) -> None:
         """Run a task."""
@@ -109,6 +114,11 @@ class DecodePool:
     def threads(self) -> int:
         """How many tasks run at a time."""
         return self._asked or fair_threads()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are tasks that no thread has begun."""
+        return bool(self._tasks.waiting)
 
     def submit(self, task: Task, dropped: Task) -> None:
         """Run a task in one of the threads."""
