@@ -35,7 +35,7 @@ from tools.bench.photos import jpegs
 from tools.bench.timing import in_turn, machine, ratio, report, verdict
 
 BATCH = 64
-CHUNKS = 4  # of a batch, with two threads
+CHUNKS = 2  # of a batch, with two threads and others waiting behind it
 ALL = 10**9
 RECORDS = [memoryview(b"")] * BATCH
 
