@@ -654,6 +654,16 @@ def test_a_batch_is_shared_out_more_finely_where_no_other_waits(pack: str, monke
     assert sizes == [1, MAX_CHUNK, 40 - MAX_CHUNK, 9, 9, 9, 6]
 
 
+def test_a_batch_in_hand_keeps_no_threads(pack: str) -> None:
+    ds = ImageDataset(pack, crop=CROP, threads=2)
+    samples = ds.finish(ds.start(range(8), 0))
+    pool = weakref.ref(ds._pool)
+    del ds
+    gc.collect()
+    assert pool() is None
+    assert len(samples) == 8
+
+
 def test_nothing_holds_a_batch_that_was_dropped(pack: str) -> None:
     with ImageDataset(pack, crop=CROP, threads=2) as ds:
         job = ds.start(range(40), 0)

@@ -158,6 +158,7 @@ class BatchJob:
                 self.timing.collate = time.perf_counter() - began
         except BaseException as error:
             self._raised.append((0, error))
+        del self._pool  # nothing is taken any more, and a batch in somebody's hands is not to keep the threads
         self._unfinished.release()
 
     def _work(self, plan: BatchPlan, start: int, stop: int) -> None:
