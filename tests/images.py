@@ -124,9 +124,9 @@ def rare_subsampling_jpeg() -> bytes:
     return data[:place] + frame + data[place + 9 : scan] + int(bits, 2).to_bytes(5, "big") + EOI
 
 
-def many_scans_jpeg(scans: int = 10_000, height: int = 800, width: int = 1000) -> bytes:
-    """A progressive JPEG of one colour that repeats one pass again and again."""
-    data = saved(np.full((height, width, 3), 90, np.uint8), "JPEG", progressive=True, quality=1)
+def many_scans_jpeg(scans: int = 10_000) -> bytes:
+    """A progressive JPEG that repeats one pass again and again."""
+    data = progressive_jpeg()
     last = data.rindex(b"\xff\xda")
     return data[:last] + (data[last:-2]) * scans + EOI
 

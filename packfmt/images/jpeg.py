@@ -11,9 +11,9 @@ from packfmt.errors import DecodeError
 from packfmt.images import info
 from packfmt.images.exif import read_orientation
 
-__all__ = ["MAX_SEGMENTS", "JpegHeader", "components_of", "read_jpeg"]
+__all__ = ["JpegHeader", "is_plain", "read_jpeg"]
 
-MAX_SEGMENTS = 1 << 16  # a header of 4 GiB at most; bounds the work on one made of tiny segments
+_MAX_SEGMENTS = 10_000  # a header of 640 MB at most; bounds the work on one made of tiny segments
 _HEAD = 4 << 10
 _SEGMENT = Struct(">BBH").unpack_from  # 0xFF, marker, length including itself
 _FRAME = Struct(">BHHB").unpack_from  # precision, height, width, components
@@ -27,7 +27,8 @@ _PROGRESSIVE_FRAMES = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
 _BARE = frozenset((0x01, *range(0xD0, 0xD9)))  # TEM, RST0 to RST7 and SOI have no length
 # Markers of segments that say nothing here, such as tables and comments, and are stepped over.
 _PASSED = frozenset(range(0xC0, 0xFF)) - _FRAMES - _BARE - {_SOS, _EOI, _APP1, _DRI}
-_BEFORE_FRAME = _PASSED | {_APP1, _DRI}
+_BEFORE_SCAN = _PASSED | {_APP1, _DRI}
+_PLAIN_FRAMES = frozenset((0xC0, 0xC1))
 _KNOWN_COMPONENTS = frozenset((1, 3, 4))
 
 
@@ -78,29 +79,35 @@ class JpegHeader(NamedTuple):
         return flags
 
 
-def components_of(data: bytes | memoryview) -> int:
-    """The components of a JPEG in Huffman codes, in a fifth of the time that ``read_jpeg`` takes.
+def is_plain(data: bytes | memoryview) -> bool:
+    """Whether a JPEG has one or three components, is in Huffman codes, not progressive, and its first pass holds all.
 
-    0 where something but whole segments lies before the frame. Not checked beyond that. Time is bounded by the file's
-    length.
+    In a fifth of the time that ``read_jpeg`` takes, with the same bounds. False also where anything but whole segments
+    lies before the first scan. Says nothing of what else the file is.
     """
-    position = 2
+    position, components = 2, 0
     try:
-        while True:
+        for _ in range(_MAX_SEGMENTS):
             prefix, marker, length = _SEGMENT(data, position)
-            if prefix != 0xFF or marker not in _BEFORE_FRAME:
-                break
+            if prefix != 0xFF:
+                return False
+            if marker in _PLAIN_FRAMES and not components:
+                components = data[position + 9]
+            elif marker == _SOS:
+                return components in (1, 3) and data[position + 4] == components
+            elif marker not in _BEFORE_SCAN:
+                return False
             position += 2 + length
-        return data[position + 9] if prefix == 0xFF and marker in _COMMON_FRAMES else 0
     except (StructError, IndexError):  # the file ends here
-        return 0
+        pass
+    return False
 
 
 def read_jpeg(data: bytes | memoryview) -> JpegHeader:
     """Walk from the start marker to the first scan. Payloads are stepped over, not copied.
 
     Junk between segments is passed over, as libjpeg and Pillow do. Time is bounded by the file's length and
-    65,536 segments.
+    10,000 segments.
 
     Raises:
         DecodeError: the frame is missing, cut, or says something impossible.
@@ -112,7 +119,7 @@ def read_jpeg(data: bytes | memoryview) -> JpegHeader:
     orientation = 0
     junk = restarts = False
     frame: tuple[int, int, int, int, int] | None = None
-    for _ in range(MAX_SEGMENTS):
+    for _ in range(_MAX_SEGMENTS):
         if position + 4 > size:
             head, size = data, len(data)
             if position + 4 > size:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from packfmt.errors import DecodeError
 from packfmt.images.info import NO_END, check_size
-from packfmt.images.jpeg import MAX_SEGMENTS, JpegHeader, components_of, read_jpeg
+from packfmt.images.jpeg import JpegHeader, is_plain, read_jpeg
 
 __all__ = [
     "MAX_SCANS",
@@ -34,13 +34,10 @@ _Attempt = Callable[["bytes | memoryview", "int | None"], "NDArray[np.uint8]"]  
 
 MAX_SCANS = 500
 _SHORT = MAX_SCANS * 10  # bytes of so many scans' headers
-_CHEAP = 1 << 35  # bytes times pixels up to which passes are not counted: no more work than 500 on 7 million pixels
 _FLAT = 512  # pixels that a byte can hold: one bit for each block of 64 samples
-_AT_ONCE = 4 * MAX_SEGMENTS  # bytes of a file whose header cannot have too many segments
 
 # Colour spaces that libjpeg turns into RGB just as Pillow does; CMYK and YCCK need Pillow's own conversion.
 PLAIN_SPACES = frozenset(("YCbCr", "RGB", "Gray"))
-_PLAIN_COMPONENTS = frozenset((1, 3))
 SPACES = {"RGB": "RGB", "L": "GRAY"}
 
 # Complaints of libjpeg that mean that pixels are missing or wrong; all its others leave the picture whole.
@@ -67,7 +64,7 @@ def usual_size(data: bytes | memoryview) -> tuple[int, int] | None:
         else:
             header = read_jpeg(data)
             height, width = header.height, header.width
-            usual = header.components != 4 and (header.one_scan or few_scans(data, height * width))
+            usual = header.components != 4 and (header.one_scan or few_scans(data))
     except (ValueError, KeyError, DecodeError):  # KeyError: a subsampling that simplejpeg has no name for
         return None
     return (height, width) if usual and 0 < height * width <= _FLAT * len(data) else None
@@ -79,8 +76,8 @@ def decode_at_once(
     """Decode a usual JPEG into memory that lies ready, with a glance at its header.
 
     ``usual_size`` is a longer look, with the interpreter lock held: 2 per cent of decoding photos. What comes out is
-    what it would have led to: files so short that neither their segments nor their passes need counting, and pictures
-    that fit into ``memory``.
+    what it would have led to: files of one pass, whose work is bounded by their length, and pictures that fit into
+    ``memory``.
 
     Args:
         data: the file.
@@ -92,25 +89,22 @@ def decode_at_once(
     Returns:
         Pixels (H, W, C), in ``memory``. None for what does not fit, and for what needs a look.
     """
-    size = len(data)
-    if size > _AT_ONCE or components_of(data) not in _PLAIN_COMPONENTS:
+    if not is_plain(data):
         return None
-    channels = 3 if mode == "RGB" else 1
-    room = memory.reshape(-1)[: _CHEAP // max(size, 1) * channels]
     try:
-        pixels = decode_jpeg(data, SPACES[mode], fast, fast, buffer=room)
+        pixels = decode_jpeg(data, SPACES[mode], fast, fast, buffer=memory)
     except (ValueError, KeyError):  # KeyError: a subsampling that simplejpeg has no name for
         return None
-    return pixels if pixels.size <= channels * min(max_pixels, _FLAT * size) else None
+    return pixels if len(pixels) * pixels.shape[1] <= min(max_pixels, _FLAT * len(data)) else None
 
 
-def few_scans(data: bytes | bytearray | memoryview, pixels: int) -> bool:
-    """Whether a JPEG has at most ``MAX_SCANS`` passes over its pixels, or more that cost little.
+def few_scans(data: bytes | bytearray | memoryview) -> bool:
+    """Whether a JPEG has at most ``MAX_SCANS`` passes over its pixels.
 
     A file of ten thousand tiny passes costs seconds to decode. Cheap for the usual file: a short one cannot hold so
     many, and otherwise counting one byte value gives an upper bound.
     """
-    if len(data) <= _SHORT or len(data) * pixels <= _CHEAP:
+    if len(data) <= _SHORT:
         return True
     if np.count_nonzero(np.frombuffer(data, np.uint8) == 0xDA) <= MAX_SCANS:
         return True
@@ -146,7 +140,7 @@ def read_unusual(
             f"truncated JPEG: {len(data):,} bytes cannot hold {header.width}x{header.height} pixels; "
             "the header lies or most of the file is missing"
         )
-    if not few_scans(data, header.width * header.height):
+    if not few_scans(data):
         raise DecodeError(f"JPEG has more than {MAX_SCANS} scans: no camera or program writes such a file")
     space = "CMYK" if header.components == 4 else SPACES[mode]
     channels = {"CMYK": 4, "RGB": 3, "GRAY": 1}[space]
