@@ -188,8 +188,9 @@ def test_stats_outlive_the_dataset(pack: str) -> None:
     assert all(key.startswith("record ") for _, key in loader.stats().slowest)
 
 
+@pytest.mark.parametrize("slow", [0, 6, 7, 39])  # the first and the last of a chunk among them
 def test_reading_and_decoding_are_told_apart_and_the_slowest_is_named(
-    pack: str, monkeypatch: pytest.MonkeyPatch
+    pack: str, monkeypatch: pytest.MonkeyPatch, slow: int
 ) -> None:
     """By a clock that moves on by 1 for a record read, and by 10 for one decoded, 100 for one of them."""
     now = [0.0]
@@ -203,8 +204,8 @@ def test_reading_and_decoding_are_told_apart_and_the_slowest_is_named(
 
     def slow_fill(self: Decoder, *arguments: Any) -> None:
         fill(self, *arguments)
+        now[0] += 100 if len(decoded) == slow else 10
         decoded.append(len(decoded))
-        now[0] += 100 if len(decoded) == 7 else 10
 
     dataset = ImageDataset(pack, crop=CROP, threads=1)
     monkeypatch.setattr(ReadAhead, "resting", lambda self: False)
@@ -218,7 +219,7 @@ def test_reading_and_decoding_are_told_apart_and_the_slowest_is_named(
     assert len(decoded) == len(dataset) > 8
     assert stats.read == len(dataset)
     assert stats.decode == 10 * len(dataset) + 90
-    assert stats.slowest[0] == (100, dataset.reader.key(6))
+    assert stats.slowest[0] == (100, dataset.reader.key(slow))
 
 
 def test_the_benchmark_of_recording_follows_what_is_recorded() -> None:

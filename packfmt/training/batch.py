@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from operator import itemgetter, sub
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -166,7 +166,8 @@ class BatchJob:
         records = ChunkRecords(plan.choices.records, start, stop, self.failures)
         self._decode(records, start)
         decoded = time.perf_counter()
-        self._note_slow(records.asked, decoded, start)
+        seconds, place = records.slowest
+        self.timing.slowest.append((seconds, int(self.indices[start + place])))
         if self.recipe.transform is not None:
             for position in range(start, stop):
                 if position not in self.failures:
@@ -176,12 +177,6 @@ class BatchJob:
         self.timing.read += read  # a race between threads may lose one of thousands: these are statistics
         self.timing.decode += decoded - began - read
         self.timing.transform += done - decoded
-
-    def _note_slow(self, asked: list[float], decoded: float, start: int) -> None:
-        """Remember the slowest of a chunk's samples: each took until the next one was asked for."""
-        spent = list(map(sub, (*asked[1:], decoded), asked))
-        slowest = max(spent)
-        self.timing.slowest.append((slowest, int(self.indices[start + spent.index(slowest)])))
 
     def _decode(self, records: ChunkRecords, start: int) -> None:
         plan, choices = self.plan, self.plan.choices

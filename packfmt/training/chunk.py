@@ -25,23 +25,28 @@ class ChunkRecords:
 
     Attributes:
         seconds: spent on reading and checking.
-        asked: when each record was asked for, by ``time.perf_counter``.
+        slowest: the longest time between two askings, in seconds, and the place of the record that was in work then.
     """
 
     def __init__(self, plan: ReadPlan, start: int, stop: int, failures: dict[int, Exception]) -> None:
         began = time.perf_counter()
         self._records = _read(plan, start, stop, failures)
         self.seconds = time.perf_counter() - began
-        self.asked: list[float] = []
+        self.slowest = (0.0, 0)
 
     def __len__(self) -> int:
         return len(self._records)
 
     def __iter__(self) -> Iterator[memoryview]:
-        clock, ask = time.perf_counter, self.asked.append
-        for record in self._records:
-            ask(clock())
+        clock = time.perf_counter
+        slowest, which = self.slowest
+        asked = clock()
+        for place, record in enumerate(self._records):
             yield record
+            before, asked = asked, clock()
+            if asked - before > slowest:  # at once: a list of times to look through later costs twice as much
+                slowest, which = asked - before, place
+        self.slowest = slowest, which
 
 
 def _read(plan: ReadPlan, start: int, stop: int, failures: dict[int, Exception]) -> list[memoryview]:

@@ -205,9 +205,9 @@ class Loader:
 
     def _awaited(self, batches: Iterator[Numbered]) -> Numbered | None:
         """The next batch, counting the time until it is here as waited, but for its transfer."""
-        moved, asked = self._stats.times.get("transfer", 0.0), time.perf_counter()
+        moved, asked = self._stats.times["transfer"], time.perf_counter()
         numbered = next(batches, None)
-        moved = self._stats.times.get("transfer", 0.0) - moved
+        moved = self._stats.times["transfer"] - moved
         self._stats.add("wait", time.perf_counter() - asked - moved)
         return numbered
 

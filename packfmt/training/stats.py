@@ -13,6 +13,7 @@ __all__ = ["LoaderStats", "StatsRecorder"]
 
 SLOWEST = 10
 KEYS = 1000  # keys of skipped records that are remembered
+STAGES = ("read", "decode", "transform", "collate", "transfer", "wait", "consume")
 BRIEF = 200e-6  # seconds that an image takes, under which threads gain less than processes: see docs/benchmarks.md
 
 
@@ -90,7 +91,7 @@ class StatsRecorder:
 
     threads: int = 1
     workers: int = 0
-    times: dict[str, float] = field(default_factory=dict)
+    times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     batches: int = 0
     samples: int = 0
     depth: int = 0
@@ -101,7 +102,7 @@ class StatsRecorder:
 
     def add(self, stage: str, seconds: float) -> None:
         """Count seconds towards a stage."""
-        self.times[stage] = self.times.get(stage, 0.0) + seconds
+        self.times[stage] += seconds
 
     def add_batch(self, samples: int, timing: Timing, failures: Sequence[Exception], depth: int) -> None:
         """Count a batch that was handed out.
@@ -118,8 +119,11 @@ class StatsRecorder:
         self.skipped += len(failures)
         for error in failures[: max(0, KEYS - len(self.skipped_keys))]:
             self.skipped_keys.append(getattr(error, "key", None) or str(error))
-        for stage in ("read", "decode", "transform", "collate"):
-            self.add(stage, getattr(timing, stage))
+        times = self.times
+        times["read"] += timing.read
+        times["decode"] += timing.decode
+        times["transform"] += timing.transform
+        times["collate"] += timing.collate
         if len(self.slowest) < SLOWEST or max(timing.slowest, default=self.slowest[-1]) > self.slowest[-1]:
             self.slowest = heapq.nlargest(SLOWEST, self.slowest + timing.slowest)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,7 +62,6 @@ def nothing_recorded() -> Iterator[None]:
     still = SimpleNamespace(perf_counter=lambda: 0.0)
     with (
         mock.patch.multiple(StatsRecorder, add=ignore, add_batch=ignore, leave=ignore, come_back=ignore),
-        mock.patch.object(BatchJob, "_note_slow", ignore),
         mock.patch.object(batch, "time", still),
         mock.patch.object(chunk, "time", still),
     ):
@@ -85,13 +85,26 @@ class Held(ReadPlan):
         return iter(RECORDS[start:stop])
 
 
+class Ahead(BatchJob):
+    """A batch under way, of which nothing is known but that."""
+
+    def __init__(self) -> None:
+        self._unfinished = threading.Lock()
+
+
 HELD = Held()
+AHEAD = [Ahead(), Ahead()]  # as many as a loader makes ahead
+
+
+def is_ready(job: BatchJob) -> bool:
+    """As an engine tells the loader."""
+    return job.done
 
 
 def record_a_batch(recorder: StatsRecorder) -> None:
     """All that is recorded of one batch, in the threads and in the consumer's, and the way of the records past it."""
     timing = Timing()
-    job: Any = SimpleNamespace(timing=timing, indices=np.arange(BATCH))
+    indices = np.arange(BATCH)
     clock = time.perf_counter
     for start in range(0, BATCH, BATCH // CHUNKS):
         began = clock()
@@ -99,7 +112,8 @@ def record_a_batch(recorder: StatsRecorder) -> None:
         for _ in records:
             pass
         decoded = clock()
-        BatchJob._note_slow(job, records.asked, decoded, start)
+        seconds, place = records.slowest
+        timing.slowest.append((seconds, int(indices[start + place])))
         done = clock()
         read = records.seconds
         timing.read += read
@@ -107,7 +121,8 @@ def record_a_batch(recorder: StatsRecorder) -> None:
         timing.transform += done - decoded
     timing.collate = clock() - clock()
     timing.slowest = sorted(timing.slowest, reverse=True)[: batch.SLOW_SAMPLES]
-    recorder.add_batch(BATCH, timing, [], 2)
+    depth = sum(map(is_ready, AHEAD))
+    recorder.add_batch(BATCH, timing, [], depth)
     for stage in ("transfer", "wait"):
         recorder.add(stage, clock() - clock())
     recorder.leave()
