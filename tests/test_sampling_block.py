@@ -268,14 +268,20 @@ class TestDefaults:
         sampler = BlockBatchSampler(4000, 32)
         assert sampler._order.windows == 1
 
-    def test_a_window_has_a_block_per_sample_of_the_batch(self):
-        assert default_window(block_size=512, global_batch_size=600, record_bytes=4096) == 600
+    def test_a_window_has_8_blocks_per_sample_of_the_batch(self):
+        assert default_window(block_size=512, global_batch_size=100, record_bytes=4096) == 800
 
     def test_a_window_holds_32_batches(self):
-        assert default_window(block_size=19, global_batch_size=256, record_bytes=110_000) == 432
+        assert default_window(block_size=2, global_batch_size=16, record_bytes=2**20) == 256
+
+    def test_a_window_has_256_megabytes(self):
+        assert default_window(block_size=32, global_batch_size=8, record_bytes=65536) == 128
 
     def test_a_window_stays_below_four_gigabytes(self):
         assert default_window(block_size=32, global_batch_size=10**6, record_bytes=65536) == 2048
+
+    def test_a_window_stays_below_four_million_records(self):
+        assert default_window(block_size=4096, global_batch_size=256, record_bytes=512) == 1024
 
     def test_a_window_of_huge_records_still_has_16_blocks(self):
         assert default_window(block_size=1, global_batch_size=4, record_bytes=2**30) == 16

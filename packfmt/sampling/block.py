@@ -20,8 +20,11 @@ ASSUMED_RECORD_BYTES = 65536.0  # a small JPEG, where nobody tells
 BLOCK_BYTES = 2 * 2**20
 # The records of a window are read over its whole time, so they should stay in the page cache of a training machine.
 MOST_WINDOW_BYTES = 4 * 2**30
+MOST_WINDOW_RECORDS = 2**22  # mixing them takes a third of a second and 100 MB
 LEAST_WINDOW_BYTES = 256 * 2**20
 WINDOW_BATCHES = 32
+# Measured on data sorted by class (docs/benchmarks.md): 1 costs 7 points of accuracy, 4 cost 2, 8 none.
+WINDOW_BLOCKS_PER_SAMPLE = 8
 LEAST_BLOCKS = 16
 
 
@@ -31,19 +34,21 @@ def default_block_size(record_bytes: float) -> int:
 
 
 def default_window(block_size: int, global_batch_size: int, record_bytes: float) -> int:
-    """Blocks per window: 32 global batches of records, as many blocks as a global batch has samples, at least 256 MiB.
+    """Blocks per window: 32 global batches of records, 8 blocks per sample of a global batch, at least 256 MiB.
 
-    The second rule is what keeps data sorted by class apart: with as many blocks as samples a batch takes about one
-    sample from each block, so blocks of a single class do little harm. By the third, small data is shuffled fully.
-    All yield to 4 GiB per window, but not below 16 blocks.
+    The second rule is for data sorted by class, where a block counts as one draw of a class. With a block per sample,
+    batches are as mixed as a full shuffle's by themselves, but those of a window all lean to the same classes, and
+    training follows. By the third, small data is shuffled fully. All yield to 4 GiB and 4 million records per window,
+    but not below 16 blocks.
     """
     block_bytes = block_size * record_bytes
     wanted = max(
-        global_batch_size,
+        WINDOW_BLOCKS_PER_SAMPLE * global_batch_size,
         -(-WINDOW_BATCHES * global_batch_size // block_size),
         int(LEAST_WINDOW_BYTES / block_bytes),
     )
-    return max(LEAST_BLOCKS, min(wanted, int(MOST_WINDOW_BYTES / block_bytes)))
+    most = min(int(MOST_WINDOW_BYTES / block_bytes), MOST_WINDOW_RECORDS // block_size)
+    return max(LEAST_BLOCKS, min(wanted, most))
 
 
 class BlockBatchSampler(BatchSampler):
@@ -81,7 +86,7 @@ class BlockBatchSampler(BatchSampler):
         batch_size: samples per batch and rank.
         block_size: records per block; by default about 2 MiB.
         window: blocks mixed together at most; windows differ by one block at most. By default 32 global batches of
-            records, no fewer blocks than a global batch has samples, and 256 MiB to 4 GiB.
+            records, 8 blocks for each sample of a global batch, and 256 MiB to 4 GiB.
         shuffle: False keeps the records (or ``indices``) in their order.
         seed: 0 <= seed < 2**64.
         rank: this process's rank; from torch.distributed where neither it nor ``world_size`` is given.

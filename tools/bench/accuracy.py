@@ -1,15 +1,19 @@
 """Does block order learn as well as a full shuffle? A small CNN on photos that lie sorted by class.
 
-    PACKFMT_TEST_DATA=... python -m tools.bench.accuracy [--epochs 8] [--seeds 3] [--size 64]
+    PACKFMT_TEST_DATA=... python -m tools.bench.accuracy [--epochs 12] [--seeds 3] [--size 64]
 
-Trains on ``clothing/train`` below PACKFMT_TEST_DATA (ten classes, packed in the order of their folders, as ``packfmt
-pack`` does) and measures on ``clothing/validation`` and ``clothing/test`` together. Orders:
+Trains on ``clothing/train`` below PACKFMT_TEST_DATA (ten classes) and measures on ``clothing/validation`` and
+``clothing/test`` together. The pack is sorted by class, as ``packfmt pack`` writes a folder, or was packed with
+``--shuffle``. Orders, in batches of 16:
 
-full shuffle    every sample anywhere
-block, default  BlockBatchSampler as it chooses block size and window by itself
-64 blocks of 4  windows of 256 records, a twelfth of the data, with as many blocks as a batch has samples
-4 blocks of 64  windows as large, but of few blocks: what the defaults are there to prevent
-no shuffle      for comparison
+full shuffle         every sample anywhere
+8 blocks a sample    128 blocks of 4: the rule of ``default_window``, in windows of a sixth of the data. (The default
+                     itself would take all of so small a set into one window.)
+4 blocks a sample    64 blocks of 4
+1 block a sample     16 blocks of 4
+few large blocks     4 blocks of 16
+shuffled pack        the same 4 blocks of 16, packed with ``--shuffle``: windows of a forty-eighth of the data
+no shuffle           for comparison
 
 Every order trains the same initial weights with the same crops and flips for the same number of steps; only the order
 differs. The images are decoded once and kept, so that the time goes to training. Each core trains one model at a time,
@@ -36,8 +40,10 @@ import packfmt
 from packfmt.sampling import BatchSampler
 from tools.bench.timing import machine
 
-PARTS = ("train", "validation", "test")
-BATCH = 64
+UNSEEN = ("validation", "test")
+BATCH = 16
+MOST_LR = 0.03
+FULL = "full shuffle"
 MARGIN = 8  # pixels, of 64, by which the kept images are larger than their crops, for these to move in
 
 
@@ -64,22 +70,19 @@ def read_all(pack: str, size: int) -> tuple[Tensor, Tensor]:
     return images, labels
 
 
-def orders(pack: str, seed: int) -> dict[str, BatchSampler]:
-    """The contenders, over the pack's records."""
-    with packfmt.open(pack) as reader:
-        count = len(reader)
-
-        def block(**options: int) -> BatchSampler:
-            return packfmt.BlockBatchSampler(reader, BATCH, seed=seed, partial="drop", **options)
-
-        warnings.filterwarnings("ignore", message="(?s).*one-sided", category=UserWarning)  # which is the point here
-        return {
-            "full shuffle": block(block_size=1, window=count),
-            "block, default": block(),
-            "64 blocks of 4": block(block_size=4, window=64),
-            "4 blocks of 64": block(block_size=64, window=4),
-            "no shuffle": packfmt.BlockBatchSampler(reader, BATCH, shuffle=False, partial="drop"),
-        }
+def orders(seed: int) -> dict[str, tuple[str, dict[str, int]]]:
+    """The contenders: which pack, and the options of the order."""
+    few = {"block_size": BATCH, "window": 4}
+    contenders = {
+        FULL: ("sorted", {"block_size": 1, "window": 10**9}),
+        "8 blocks a sample": ("sorted", {"block_size": 4, "window": 8 * BATCH}),
+        "4 blocks a sample": ("sorted", {"block_size": 4, "window": 4 * BATCH}),
+        "1 block a sample": ("sorted", {"block_size": 4, "window": BATCH}),
+        "few large blocks": ("sorted", few),
+        "shuffled pack": ("shuffled", few),
+        "no shuffle": ("sorted", {"shuffle": False}),
+    }
+    return {name: (pack, {**options, "seed": seed}) for name, (pack, options) in contenders.items()}
 
 
 def augmented(images: Tensor, size: int, generator: torch.Generator) -> Tensor:
@@ -94,8 +97,8 @@ def train(sampler: BatchSampler, images: Tensor, labels: Tensor, seed: int, epoc
     """A trained model."""
     torch.manual_seed(seed)
     model = Net(int(labels.max()) + 1).to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=epochs * len(sampler))
+    optimizer = torch.optim.SGD(model.parameters(), lr=MOST_LR, momentum=0.9, weight_decay=5e-4)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=MOST_LR, total_steps=epochs * len(sampler))
     generator = torch.Generator().manual_seed(seed)
     model.train()
     for epoch in range(epochs):
@@ -120,35 +123,37 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor, size: int) -> flo
     return sum(int((model(part).argmax(1) == label).sum()) for part, label in parts) / len(labels)
 
 
-def run(name: str, seed: int, packs: dict[str, str], epochs: int, size: int) -> tuple[float, float]:
+def run(name: str, seed: int, folder: str, epochs: int, size: int) -> tuple[float, float]:
     """Train with one order and one seed: accuracy on the test images, and the order's mixing."""
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message="(?s).*one-sided", category=UserWarning)  # which is the point here
+    pack, options = orders(seed)[name]
     large = size + size * MARGIN // 64
-    images, labels = read_all(packs["train"], large)
-    sampler = orders(packs["train"], seed)[name]
-    mixing = sampler.quality(labels.numpy()).mixing
+    images, labels = read_all(f"{folder}/{pack}.bin", large)
+    sampler = packfmt.BlockBatchSampler(len(labels), BATCH, partial="drop", **options)
     model = train(sampler, images, labels, seed, epochs, size)
-    unseen = [torch.cat(parts) for parts in zip(*(read_all(packs[part], large) for part in PARTS[1:]), strict=True)]
-    return accuracy(model, unseen[0], unseen[1], size), mixing or 0.0
+    unseen = [read_all(f"{folder}/{part}.bin", large) for part in UNSEEN]
+    images_unseen, labels_unseen = (torch.cat(parts) for parts in zip(*unseen, strict=True))
+    return accuracy(model, images_unseen, labels_unseen, size), sampler.quality(labels.numpy()).mixing or 0.0
 
 
 def report(results: dict[str, list[float]], mixing: dict[str, float]) -> None:
     """A line per order."""
-    full = results["full shuffle"]
-    print(f"\n{'order':16}{'mixing':>8}{'accuracy':>10}{'lowest':>9}{'highest':>9}{'less than full shuffle':>25}")
+    full = results[FULL]
+    print(f"\n{'order':20}{'mixing':>8}{'accuracy':>10}{'lowest':>9}{'highest':>9}{'less than full shuffle':>25}")
     for name, values in results.items():
         lost = [100 * (whole - value) for whole, value in zip(full, values, strict=True)]
         spread = statistics.stdev(lost) / len(lost) ** 0.5 if len(lost) > 1 else float("nan")
         print(
-            f"{name:16}{mixing[name]:8.3f}{statistics.mean(values):10.3f}{min(values):9.3f}{max(values):9.3f}"
-            f"{statistics.mean(lost):14.1f} ± {spread:.1f} points"
+            f"{name:20}{mixing[name]:8.3f}{statistics.mean(values):10.3f}"
+            f"{min(values):9.3f}{max(values):9.3f}{statistics.mean(lost):14.1f} ± {spread:.1f} points"
         )
 
 
 def main() -> None:
     """Read the command line, train everything, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--size", type=int, default=64)
     options = parser.parse_args()
@@ -159,18 +164,19 @@ def main() -> None:
     mixing: dict[str, float] = {}
     workers = ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=mp.get_context("spawn"))
     with tempfile.TemporaryDirectory() as folder, workers:
-        packs = {part: str(Path(folder) / f"{part}.bin") for part in PARTS}
-        for part, pack in packs.items():
-            packfmt.pack(root / part, pack, bad="skip")
+        packfmt.pack(root / "train", f"{folder}/sorted.bin", bad="skip")
+        packfmt.pack(root / "train", f"{folder}/shuffled.bin", bad="skip", shuffle=1)
+        for part in UNSEEN:
+            packfmt.pack(root / part, f"{folder}/{part}.bin", bad="skip")
         tasks = {
-            (seed, name): workers.submit(run, name, seed, packs, options.epochs, options.size)
+            (seed, name): workers.submit(run, name, seed, folder, options.epochs, options.size)
             for seed in range(options.seeds)
-            for name in orders(packs["train"], seed)
+            for name in orders(seed)
         }
         for (seed, name), task in tasks.items():
             value, mixing[name] = task.result()
             results.setdefault(name, []).append(value)
-            print(f"seed {seed}  {name:16} {value:.3f}  ({time.perf_counter() - began:.0f} s)", flush=True)
+            print(f"seed {seed}  {name:20} {value:.3f}  ({time.perf_counter() - began:.0f} s)", flush=True)
     report(results, mixing)
 
 
