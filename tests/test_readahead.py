@@ -72,6 +72,16 @@ def test_it_never_stops_while_answers_take_long(machine: Machine) -> None:
     assert machine.asked == CALM
 
 
+@pytest.mark.parametrize(("seconds", "rests"), [(25e-6, True), (300e-6, False)])
+def test_a_whole_block_is_one_piece(machine: Machine, seconds: float, rests: bool) -> None:
+    """2 MiB of 2 KiB records: by what the system takes to look for the pages, and to begin reading them."""
+    ahead = ReadAhead(machine.ask)
+    machine.answer_seconds = seconds
+    for _ in range(CALM):
+        ahead.before(range(0, 2 << 20, 2048), [2048] * 1024)
+    assert ahead.resting() == rests
+
+
 def test_one_slow_answer_begins_the_count_anew(machine: Machine) -> None:
     ahead = ReadAhead(machine.ask)
     for number in range(2 * CALM + 9):

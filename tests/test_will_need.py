@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the training layer needs torch")
 
+from training_packs import FORKS_BESIDE_THREADS
+
 import packfmt
 from packfmt.images.encode import encode_jpeg
 from packfmt.storage.mapped import MappedReader
@@ -56,3 +58,29 @@ def test_each_batch_is_asked_for_whole_before_it_is_read(pack: Path, monkeypatch
     assert asked == batches
     assert read == set(range(24))
     assert read_unasked == []
+
+
+@pytest.mark.filterwarnings(FORKS_BESIDE_THREADS, "ignore:batches will be one-sided")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_blocks_are_asked_for_with_the_batches(
+    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    log = tmp_path / "asked.txt"
+    will_need = MappedReader.will_need
+
+    def spy(self: MappedReader, indices: np.ndarray) -> None:
+        with log.open("a") as file:
+            file.write(" ".join(map(str, indices.tolist())) + "\n")
+        will_need(self, indices)
+
+    monkeypatch.setattr(MappedReader, "will_need", spy)
+    dataset = packfmt.MMapImageDataset(pack, threads=2)
+    sampler = packfmt.BlockBatchSampler(dataset, 2, block_size=2, window=3)
+    with packfmt.Loader(dataset, sampler=sampler, workers=workers, start_method="fork") as loader:
+        for _ in loader:
+            pass
+    expected = []
+    for batch, near in zip(sampler.batches(0), sampler.read_ahead(0), strict=False):
+        expected += [part.tolist() for part in (batch, near) if len(part)]
+    assert len(expected) > len(sampler)
+    assert [list(map(int, line.split())) for line in log.read_text().splitlines()] == expected

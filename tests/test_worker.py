@@ -147,7 +147,7 @@ def test_no_room_for_a_batchs_memory_says_what_to_do(ds: ImageDataset, monkeypat
 
 def test_closing_does_not_wait_for_work(pack: str) -> None:
     loader = forked(ImageDataset(pack, crop=CROP, transform=stop_here))
-    next(loader._start_engine().tickets(iter([Request(0, 0, torch.arange(4).numpy())])))
+    next(loader._start_engine().tickets(iter([Request(0, 0, torch.arange(4).numpy(), torch.arange(0).numpy())])))
     (pid,) = processes_of(loader)
     began = time.monotonic()
     loader.close()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from packfmt.sampling.block import BlockBatchSampler
 from packfmt.sampling.group import BucketBatchSampler, GroupBatchSampler
-from packfmt.sampling.order import BatchSampler, SampleIndex
+from packfmt.sampling.order import BatchSampler
 from packfmt.sampling.quality import OrderQuality
+from packfmt.sampling.sampleindex import SampleIndex
 from packfmt.sampling.sequence import SequenceSampler
 
 __all__ = [

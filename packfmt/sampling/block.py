@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
+from itertools import chain, repeat
 
 import numpy as np
 import numpy.typing as npt
 
+from packfmt.sampling.blocksahead import NONE, blocks_ahead, memory_bytes
 from packfmt.sampling.facts import check_indices, digest, labels_of, length_of, record_bytes_of
 from packfmt.sampling.order import BatchSampler, Partial
 from packfmt.sampling.quality import warn_if_one_sided
-from packfmt.sampling.ranks import Indices, whole_number
+from packfmt.sampling.ranks import Indices, on_one_machine, whole_number
 from packfmt.sampling.shuffle import BlockOrder
 
 __all__ = ["BlockBatchSampler", "default_block_size", "default_window"]
@@ -125,6 +127,7 @@ class BlockBatchSampler(BatchSampler):
             chosen = check_indices(indices, self._records)
             self._indices = np.sort(chosen) if shuffle else chosen
         size = record_bytes_of(dataset_or_length) or ASSUMED_RECORD_BYTES
+        self._record_bytes = size
         if block_size is None:
             block_size = default_block_size(size)
         self.block_size = whole_number("block_size", block_size, 1)
@@ -149,6 +152,27 @@ class BlockBatchSampler(BatchSampler):
         if self.partial == "pad" and lacking:
             fill = np.resize(self._order.take(epoch, 0, min(lacking, count)), lacking)
             places = np.concatenate([places, fill])
+        return places if self._indices is None else self._indices[places]
+
+    def read_ahead(self, epoch: int, start: int = 0) -> Iterator[Indices]:
+        """The next window, in whole blocks, in step with the batches: see ``BatchSampler.read_ahead``.
+
+        None where two windows would take more than half of the memory, and where the ranks are on several machines:
+        each reads only its part of a block there.
+        """
+        size = self.global_batch_size
+        fits = 4 * self.window * self.block_size * self._record_bytes <= memory_bytes()
+        if not (self.shuffle and fits and on_one_machine(self.world_size)):
+            return super().read_ahead(epoch, start)
+        wanted = blocks_ahead(self._order, epoch, start * size, size)
+        return chain(map(self._own_records, wanted), repeat(NONE))
+
+    def _own_records(self, blocks: Indices) -> Indices:
+        """The records of blocks, of which each rank asks for its own."""
+        mine = blocks[blocks % self.world_size == self.rank]
+        if not len(mine):
+            return NONE
+        places = self._order.records_of(mine)
         return places if self._indices is None else self._indices[places]
 
     def _identity(self) -> dict[str, int | str]:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from packfmt.errors import CorruptError
 from packfmt.sampling.ranks import Indices, whole_number
 
-__all__ = ["check_indices", "column_of", "digest", "labels_of", "length_of", "record_bytes_of", "tell_epoch"]
+__all__ = ["ask_of", "check_indices", "column_of", "digest", "labels_of", "length_of", "record_bytes_of", "tell_epoch"]
 
 
 def length_of(source: Sized | int) -> int:
@@ -59,6 +61,18 @@ def record_bytes_of(source: object) -> float | None:
         if isinstance(size, (int, float, np.number)) and size > 0:
             return float(size)
     return None
+
+
+def ask_of(source: object) -> Callable[[Indices], None]:
+    """Begins the reading of records, where the object's reader can do that."""
+    will_need = getattr(getattr(source, "reader", None), "will_need", None)
+
+    def ask(indices: Indices) -> None:
+        if will_need is not None:
+            with suppress(CorruptError):  # said where the record is read
+                will_need(indices)
+
+    return ask
 
 
 def check_indices(indices: npt.ArrayLike, count: int) -> Indices:

@@ -6,43 +6,25 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
+from itertools import repeat
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from packfmt.sampling.facts import labels_of, record_bytes_of, tell_epoch
+from packfmt.sampling.blocksahead import NONE
+from packfmt.sampling.facts import ask_of, labels_of, record_bytes_of, tell_epoch
 from packfmt.sampling.quality import OrderQuality, measure
 from packfmt.sampling.ranks import Indices, resolve_ranks, share, whole_number
+from packfmt.sampling.sampleindex import SampleIndex
 
-__all__ = ["BatchSampler", "Partial", "SampleIndex"]
+__all__ = ["BatchSampler", "Partial"]
 
 Partial = Literal["drop", "pad", "keep"]
 
 STATE_VERSION = 1
 _SPAN = 32  # batches that are looked at together for their locality where there are no windows
 _SPANS = 4
-
-
-class SampleIndex(int):
-    """An index that knows the epoch it was drawn for.
-
-    A dataset in a worker process is a copy that ``set_epoch`` does not reach, so the epoch travels with the indices.
-    It is an int in every other respect; arithmetic gives plain ints. All indices of a batch carry it, not only the
-    first, so that a dataset that is wrapped and asked one index at a time sees it too: for 256 indices that costs 70
-    µs, and 200 µs more to pickle and unpickle, against hundreds of milliseconds to decode them.
-    """
-
-    # int allows no __slots__ with entries, so the epoch lies in the instance's dict.
-    epoch: int
-
-    def __new__(cls, value: int, epoch: int) -> SampleIndex:
-        self = int.__new__(cls, value)
-        self.epoch = epoch
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (SampleIndex, (int(self), self.epoch))
 
 
 class BatchSampler(ABC):
@@ -171,6 +153,16 @@ class BatchSampler(ABC):
         start = whole_number("start", start, 0, self._length)
         return (self.batch(epoch, position) for position in range(start, self._length))
 
+    def read_ahead(self, epoch: int, start: int = 0) -> Iterator[Indices]:
+        """For each of ``batches(epoch, start)``, records beside its own whose reading should begin then; often none.
+
+        A loader passes them to ``reader.will_need``. Samplers that do not read by blocks give none.
+
+        Returns:
+            (n,) int64 indices for each batch, or none at all where reading ahead does not pay.
+        """
+        return repeat(NONE)
+
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next iteration goes through, from its start.
 
@@ -272,7 +264,10 @@ class BatchSampler(ABC):
         announce = getattr(self._dataset, "announce", None)
         lookahead = int(getattr(self._dataset, "lookahead", 0)) if announce is not None else 0
         waiting: deque[Indices] = deque()
-        for batch in self.batches(epoch, start):
+        ask = ask_of(self._dataset)
+        for batch, near in zip(self.batches(epoch, start), self.read_ahead(epoch, start), strict=False):
+            if len(near):
+                ask(near)
             if announce is not None and lookahead > 0:
                 announce((epoch, batch))
             waiting.append(batch)

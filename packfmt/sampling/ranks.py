@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Indices", "resolve_ranks", "share", "whole_number"]
+__all__ = ["Indices", "on_one_machine", "resolve_ranks", "share", "whole_number"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -67,6 +67,11 @@ def _ranks_of_process_group() -> tuple[int, int]:
             stacklevel=5,
         )
     return 0, 1
+
+
+def on_one_machine(world_size: int) -> bool:
+    """Whether all ranks run here: torchrun says how many do, and nobody else is believed."""
+    return world_size == 1 or os.environ.get("LOCAL_WORLD_SIZE") == str(world_size)
 
 
 def share(rows: Indices, rank: int, world_size: int) -> Indices:

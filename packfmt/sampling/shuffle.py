@@ -137,6 +137,12 @@ class BlockOrder:
         )
         return first, end
 
+    def blocks_of(self, epoch: int, window: int) -> list[int]:
+        """The blocks of a window, in the order of the data."""
+        visits, _ = self._visit(epoch)
+        blocks: list[int] = np.sort(visits[self._first_visit(window) : self._first_visit(window + 1)]).tolist()
+        return blocks
+
     def survey(self, epoch: int, window: int, count: int) -> Indices:
         """``count`` records of a window, drawn with replacement, without mixing the window. (count,) int64."""
         visits, _ = self._visit(epoch)
@@ -144,6 +150,11 @@ class BlockOrder:
         drawn = below(np.full(count, len(blocks)), self.seed, epoch, SURVEY, 2 * window)
         sizes = np.minimum(self.block_size, self.count - blocks[drawn] * self.block_size)
         return blocks[drawn] * self.block_size + below(sizes, self.seed, epoch, SURVEY, 2 * window + 1)
+
+    def records_of(self, blocks: Indices) -> Indices:
+        """The records of (n,) blocks, (m,) int64."""
+        records = (blocks[:, None] * self.block_size + np.arange(self.block_size)).ravel()
+        return records[records < self.count]
 
     def _first_visit(self, window: int) -> int:
         return window * self._each + min(window, self._larger)
@@ -162,9 +173,7 @@ class BlockOrder:
         known = self._mixed
         if known is None or known[:2] != (epoch, window):
             visits, _ = self._visit(epoch)
-            blocks = visits[self._first_visit(window) : self._first_visit(window + 1)]
-            records = (blocks[:, None] * self.block_size + np.arange(self.block_size)).ravel()
-            records = records[records < self.count]
+            records = self.records_of(visits[self._first_visit(window) : self._first_visit(window + 1)])
             known = (epoch, window, records[permutation(len(records), self.seed, epoch, WINDOW, window)])
             self._mixed = known
         return known[2]

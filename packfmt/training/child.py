@@ -72,7 +72,8 @@ def _listen(
         slots.release(freed)
         finish = Finish(dataset, collate, batch_transform, request)
         try:
-            jobs.put(dataset.start(request.indices, request.epoch, allocate=slots.allocate, then=finish))
+            begin = dataset.start
+            jobs.put(begin(request.indices, request.epoch, allocate=slots.allocate, then=finish, near=request.near))
         except Exception as error:
             jobs.put(error)
 

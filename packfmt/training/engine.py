@@ -28,11 +28,15 @@ MOST_BATCHES = 16  # taken from a sampler for it
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A batch to make: which records, in which epoch, and the number that keys its batch transform."""
+    """A batch to make: which records, in which epoch, and the number that keys its batch transform.
+
+    ``near`` are records that are to be read soon as well, (n,), as ``BatchSampler.read_ahead`` gives them.
+    """
 
     epoch: int
     number: int
     indices: npt.NDArray[np.int64]
+    near: npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -151,7 +155,12 @@ class ThreadEngine:
             for request, chosen in zip(span, parts, strict=True):
                 finish = Finish(self._dataset, self._collate, self._batch_transform, request)
                 yield self._dataset.start(
-                    request.indices, request.epoch, allocate=self._allocate, then=finish, chosen=chosen
+                    request.indices,
+                    request.epoch,
+                    allocate=self._allocate,
+                    then=finish,
+                    chosen=chosen,
+                    near=request.near,
                 )
 
     def ready(self, ticket: BatchJob) -> bool:

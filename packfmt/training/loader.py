@@ -224,8 +224,7 @@ class Loader:
     def _made(self, epoch: int, start: int) -> Generator[tuple[int, Made], None, None]:
         """The epoch's batches, each asked for ``prefetch`` ahead."""
         engine = self._start_engine()
-        tickets: deque[Any] = deque()
-        done = start
+        tickets, done = deque[Any](), start
         try:
             for ticket in engine.tickets(self._requests(epoch, start)):
                 tickets.append(ticket)
@@ -240,8 +239,9 @@ class Loader:
                 engine.cancel(ticket)
 
     def _requests(self, epoch: int, start: int) -> Iterator[Request]:
-        for number, indices in enumerate(self.sampler.batches(epoch, start), start):
-            yield Request(epoch, number * self.sampler.world_size + self.sampler.rank, indices)
+        batches = zip(self.sampler.batches(epoch, start), self.sampler.read_ahead(epoch, start), strict=False)
+        for number, (indices, near) in enumerate(batches, start):
+            yield Request(epoch, number * self.sampler.world_size + self.sampler.rank, indices, near)
 
     def _collect(self, engine: Engine, tickets: deque[Any]) -> Made:
         depth = sum(map(engine.ready, tickets))

@@ -1,0 +1,78 @@
+"""Whole blocks, read ahead of the batches that take single records from them."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+
+from packfmt.sampling.ranks import Indices
+from packfmt.sampling.shuffle import BlockOrder
+
+__all__ = ["NONE", "blocks_ahead", "memory_bytes"]
+
+PACE = 4.0  # times the speed of the batches, at which a window is caught up on that was not read before its turn
+NONE = np.empty(0, dtype=np.int64)
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # a container's own
+
+
+def memory_bytes() -> float:
+    """Bytes of memory that this process and the page cache of its files may take; infinite where nobody tells."""
+    found = [float("inf")]
+    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ()):
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for path in LIMITS:
+        try:
+            with open(path, encoding="ascii") as file:
+                found.append(int(file.read()))
+        except (OSError, ValueError):  # no such control group, or "max"
+            continue
+    return min(found)
+
+
+def blocks_ahead(order: BlockOrder, epoch: int, start: int, size: int) -> Iterator[Indices]:
+    """For each batch from place ``start`` on, the blocks whose reading should begin before it; often none.
+
+    While a window is in use the next one is read, in the order of the file and in step with the batches, so that no
+    batch waits for it. A disk gives whole blocks many times faster than the single records of a batch where the number
+    of its operations is limited, as that of spinning and of rented disks is. A window that nobody could read before its
+    turn, the first one, is caught up on at ``PACE`` times the speed of the batches.
+
+    Args:
+        order: whose windows.
+        epoch: 0 <= epoch < 2**63.
+        start: 0 <= start <= order.count.
+        size: places that a batch takes.
+
+    Returns:
+        (n,) int64 numbers of blocks for each batch, each block once.
+    """
+    waiting: deque[int] = deque()
+    late = 0  # of them, in windows whose turn has come
+    known = order.window_at(epoch, start) if start < order.count else 0  # the first window that is not among them
+    stop = start  # of the window in use
+    pace = PACE * size / order.block_size
+    credit = 0.0
+    while start < order.count:
+        if start >= stop:
+            window = order.window_at(epoch, start)
+            stop = order.window_range(epoch, window)[1]
+            late = len(waiting)
+            while known < min(window + 2, order.windows):
+                blocks = order.blocks_of(epoch, known)
+                waiting.extend(blocks)
+                late += len(blocks) if known <= window else 0
+                known += 1
+        if waiting:
+            batches = max(1.0, (stop - start) / size)
+            credit += pace if late > 0 else min(pace, len(waiting) / batches)
+            due = min(int(credit), len(waiting))
+            credit -= due
+            late -= due
+            yield np.array([waiting.popleft() for _ in range(due)], dtype=np.int64) if due else NONE
+        else:
+            credit = 0.0
+            yield NONE
+        start += size
