@@ -82,6 +82,13 @@ def test_a_whole_block_is_one_piece(machine: Machine, seconds: float, rests: boo
     assert ahead.resting() == rests
 
 
+def test_ranges_are_put_together_before_the_clock_is_looked_at() -> None:
+    asked: list[tuple[list[int], list[int]]] = []
+    ahead = ReadAhead(lambda offsets, sizes: asked.append((list(offsets), list(sizes))))
+    ahead.before([*range(0, 2 << 20, 2048), 8 << 20], [2048] * 1024 + [10])
+    assert asked == [([0, 8 << 20], [2 << 20, 10])]
+
+
 def test_one_slow_answer_begins_the_count_anew(machine: Machine) -> None:
     ahead = ReadAhead(machine.ask)
     for number in range(2 * CALM + 9):

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from packfmt.errors import CorruptError, FormatError
 
-__all__ = ["FileBytes", "choose_io", "open_bytes"]
+__all__ = ["FileBytes", "choose_io", "open_bytes", "runs"]
 
 IO = Literal["auto", "mmap", "pread"]
 
@@ -179,7 +179,7 @@ class _PreadBytes:
 
     def slices(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
         views: list[memoryview] = []
-        for first, last in _runs(offsets, sizes):
+        for first, last in runs(offsets, sizes):
             start = offsets[first]
             stop = max(offsets[i] + sizes[i] for i in range(first, last))
             run = self.section(start, stop - start)
@@ -201,7 +201,7 @@ class _PreadBytes:
     def will_need(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:
         if hasattr(os, "posix_fadvise"):
             descriptor = self._open()
-            for first, last in _runs(offsets, sizes):
+            for first, last in runs(offsets, sizes):
                 size = offsets[last - 1] + sizes[last - 1] - offsets[first]
                 if size > 0:  # 0 would mean: to the end of the file
                     os.posix_fadvise(descriptor.number, offsets[first], size, os.POSIX_FADV_WILLNEED)
@@ -224,25 +224,25 @@ class _PreadBytes:
 
 
 def _advise(madvise: Callable[..., None], option: int, offsets: Sequence[int], sizes: Sequence[int]) -> None:
-    for first, last in _runs(offsets, sizes):
+    for first, last in runs(offsets, sizes):
         start = offsets[first] // mmap.PAGESIZE * mmap.PAGESIZE
         size = offsets[last - 1] + sizes[last - 1] - start
         if size > 0:
             madvise(option, start, size)
 
 
-def _runs(offsets: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
+def runs(offsets: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
     """Group ascending ranges: (first, last + 1) of those that lie closer than GAP and together take at most RUN."""
-    runs: list[tuple[int, int]] = []
+    found: list[tuple[int, int]] = []
     first = 0
     for i in range(1, len(offsets)):
         end = offsets[i - 1] + sizes[i - 1]
         if offsets[i] - end > GAP or offsets[i] + sizes[i] - offsets[first] > RUN:
-            runs.append((first, i))
+            found.append((first, i))
             first = i
     if len(offsets):
-        runs.append((first, len(offsets)))
-    return runs
+        found.append((first, len(offsets)))
+    return found
 
 
 def _check_size(found: int, opened: int, path: str) -> None:
