@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packfmt.errors import CorruptError
-from packfmt.sampling import BatchSampler, BlockBatchSampler, SequenceSampler, blocksahead
+from packfmt.sampling import BatchSampler, BlockBatchSampler, SequenceSampler
 from packfmt.sampling import block as block_module
-from packfmt.sampling.blocksahead import PACE, blocks_ahead, memory_bytes
+from packfmt.sampling.blocksahead import PACE, blocks_ahead
 from packfmt.sampling.shuffle import BlockOrder
 
 
@@ -153,27 +152,11 @@ def test_iterating_asks_the_reader() -> None:
     assert data.asked == [record for records in in_blocks(sampler) for record in records]
 
 
-def test_a_damaged_index_is_said_where_the_record_is_read() -> None:
-    def damaged(indices: np.ndarray) -> None:
-        raise CorruptError("bad offset")
+@pytest.mark.parametrize("error", [CorruptError("bad offset"), IndexError("no such record"), ValueError("closed")])
+def test_what_is_wrong_is_said_where_the_record_is_read(error: Exception) -> None:
+    def wrong(indices: np.ndarray) -> None:
+        raise error
 
     data = Data(4000)
-    data.reader.will_need = damaged
+    data.reader.will_need = wrong
     assert len(list(BlockBatchSampler(data, 10, block_size=10, window=40))) == 400
-
-
-# Memory
-
-
-@pytest.mark.parametrize(("text", "limit"), [("12345\n", 12345), ("max\n", None), ("", None), (None, None)])
-def test_a_containers_limit_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, limit: int | None
-) -> None:
-    path = tmp_path / "memory.max"
-    if text is not None:
-        path.write_text(text)
-    monkeypatch.setattr(blocksahead, "LIMITS", ())
-    machine = memory_bytes()
-    assert machine > 2**27
-    monkeypatch.setattr(blocksahead, "LIMITS", (str(path),))
-    assert memory_bytes() == (limit or machine)

@@ -232,6 +232,7 @@ def test_info_json(pack: Path, run: Run) -> None:
 def test_info_system(run: Run) -> None:
     facts = json.loads(run("info", "--system", "--json").out)
     assert facts["cores_usable"] >= 1
+    assert facts["memory_usable"] > 2**20
     assert facts["packages"]["numpy"]
 
 

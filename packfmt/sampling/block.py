@@ -8,12 +8,13 @@ from itertools import chain, repeat
 import numpy as np
 import numpy.typing as npt
 
-from packfmt.sampling.blocksahead import NONE, blocks_ahead, memory_bytes
+from packfmt.sampling.blocksahead import NONE, blocks_ahead
 from packfmt.sampling.facts import check_indices, digest, labels_of, length_of, record_bytes_of
 from packfmt.sampling.order import BatchSampler, Partial
 from packfmt.sampling.quality import warn_if_one_sided
 from packfmt.sampling.ranks import Indices, on_one_machine, whole_number
 from packfmt.sampling.shuffle import BlockOrder
+from packfmt.system import memory_bytes
 
 __all__ = ["BlockBatchSampler", "default_block_size", "default_window"]
 
@@ -161,7 +162,9 @@ class BlockBatchSampler(BatchSampler):
         each reads only its part of a block there.
         """
         size = self.global_batch_size
-        fits = 4 * self.window * self.block_size * self._record_bytes <= memory_bytes()
+        memory = memory_bytes()
+        blocks = min(self.window, self._order.blocks)
+        fits = memory is None or 4 * blocks * self.block_size * self._record_bytes <= memory
         if not (self.shuffle and fits and on_one_machine(self.world_size)):
             return super().read_ahead(epoch, start)
         wanted = blocks_ahead(self._order, epoch, start * size, size)

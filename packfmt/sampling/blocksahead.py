@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterator
 
@@ -11,25 +10,10 @@ import numpy as np
 from packfmt.sampling.ranks import Indices
 from packfmt.sampling.shuffle import BlockOrder
 
-__all__ = ["NONE", "blocks_ahead", "memory_bytes"]
+__all__ = ["NONE", "blocks_ahead"]
 
 PACE = 4.0  # times the speed of the batches, at which a window is caught up on that was not read before its turn
 NONE = np.empty(0, dtype=np.int64)
-LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # a container's own
-
-
-def memory_bytes() -> float:
-    """Bytes of memory that this process and the page cache of its files may take; infinite where nobody tells."""
-    found = [float("inf")]
-    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ()):
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    for path in LIMITS:
-        try:
-            with open(path, encoding="ascii") as file:
-                found.append(int(file.read()))
-        except (OSError, ValueError):  # no such control group, or "max"
-            continue
-    return min(found)
 
 
 def blocks_ahead(order: BlockOrder, epoch: int, start: int, size: int) -> Iterator[Indices]:

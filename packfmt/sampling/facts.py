@@ -64,12 +64,12 @@ def record_bytes_of(source: object) -> float | None:
 
 
 def ask_of(source: object) -> Callable[[Indices], None]:
-    """Begins the reading of records, where the object's reader can do that."""
+    """Begins the reading of records, where the object's reader can do that. Raises nothing that reading raises too."""
     will_need = getattr(getattr(source, "reader", None), "will_need", None)
 
     def ask(indices: Indices) -> None:
         if will_need is not None:
-            with suppress(CorruptError):  # said where the record is read
+            with suppress(CorruptError, IndexError, ValueError):  # damaged, or of another numbering, or closed
                 will_need(indices)
 
     return ask
