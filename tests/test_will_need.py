@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from training_packs import FORKS_BESIDE_THREADS
 
 import packfmt
 from packfmt.images.encode import encode_jpeg
+from packfmt.storage import filebytes
+from packfmt.storage.filebytes import DEFAULT_STEP
 from packfmt.storage.mapped import MappedReader
+from packfmt.storage.readahead import PROBE
 from packfmt.storage.readplan import ReadPlan
 
 
@@ -74,13 +78,70 @@ def test_blocks_are_asked_for_with_the_batches(
         will_need(self, indices)
 
     monkeypatch.setattr(MappedReader, "will_need", spy)
+    monkeypatch.setattr(MappedReader, "will_need_blocks", spy)
     dataset = packfmt.MMapImageDataset(pack, threads=2)
     sampler = packfmt.BlockBatchSampler(dataset, 2, block_size=2, window=3)
     with packfmt.Loader(dataset, sampler=sampler, workers=workers, start_method="fork") as loader:
         for _ in loader:
             pass
     expected = []
-    for batch, near in zip(sampler.batches(0), sampler.read_ahead(0), strict=False):
+    for batch, near in sampler.with_read_ahead(0):
         expected += [part.tolist() for part in (batch, near) if len(part)]
     assert len(expected) > len(sampler)
     assert [list(map(int, line.split())) for line in log.read_text().splitlines()] == expected
+
+
+def test_a_process_that_does_not_read_asks_now_and_then(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with DataLoader's workers: what they read from a disk is not counted here."""
+    asked: list[int] = []
+    with packfmt.open(pack) as reader:
+        ahead = reader._file.ahead
+        monkeypatch.setattr(ahead, "resting", lambda: True)
+        monkeypatch.setattr(ahead, "_begin", lambda offsets, sizes: asked.append(len(offsets)))
+        reader.will_need(range(8))
+        assert not asked
+        for _ in range(2 * PROBE):
+            reader.will_need_blocks(range(8))
+    assert asked == [1, 1]
+
+
+def test_lmdb_does_not_look_up_whole_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with packfmt.create(tmp_path / "small.lmdb") as writer:
+        writer.write(encode_jpeg(np.zeros((8, 8, 3), np.uint8), 90), key="0")
+    with packfmt.open(tmp_path / "small.lmdb") as reader:
+        monkeypatch.setattr(reader._file, "ranges", None)
+        reader.will_need_blocks([0])
+
+
+@pytest.mark.parametrize(
+    ("files", "step"),
+    [
+        ({"8:1/queue/read_ahead_kb": "128", "8:1/queue/max_sectors_kb": "1280"}, 1280 << 10),
+        ({"8:1/queue/read_ahead_kb": "8192", "8:1/queue/max_sectors_kb": "4096"}, 8192 << 10),
+        ({"8:1/start": "", "queue/read_ahead_kb": "64", "queue/max_sectors_kb": "32"}, 64 << 10),  # a partition
+        ({"8:1/queue/read_ahead_kb": "0"}, DEFAULT_STEP),
+        ({"8:1/queue/read_ahead_kb": "much"}, DEFAULT_STEP),
+        ({}, DEFAULT_STEP),
+    ],
+)
+def test_what_linux_begins_to_read_at_once_is_the_disks_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], step: int
+) -> None:
+    monkeypatch.setattr(filebytes, "DEVICES", str(tmp_path))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert filebytes._begun_at_once.__wrapped__(os.makedev(8, 1)) == step
+
+
+def test_a_long_range_is_asked_for_in_steps(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, start, size, advice: asked.append((start, size)))
+    with packfmt.open(pack, io="pread") as reader:
+        reader._file.bytes._step = 4096
+        reader.will_need(range(24))
+        last = int(reader.offsets([23])[0] + reader.lengths([23])[0])
+    assert len(asked) > 2
+    assert [start for start, _ in asked] == list(range(0, 4096 * len(asked), 4096))
+    assert all(size == 4096 for _, size in asked[:-1])
+    assert sum(asked[-1]) == last

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ WINDOW_BATCHES = 32
 # Measured on data sorted by class (docs/benchmarks.md): 1 costs 7 points of accuracy, 4 cost 2, 8 none.
 WINDOW_BLOCKS_PER_SAMPLE = 8
 LEAST_BLOCKS = 16
+MOST_SPREAD = 2.0  # records that lie where one is wanted: more are not worth reading with it
 
 
 def default_block_size(record_bytes: float) -> int:
@@ -89,7 +90,7 @@ class BlockBatchSampler(BatchSampler):
         batch_size: samples per batch and rank.
         block_size: records per block; by default about 2 MiB.
         window: blocks mixed together at most; windows differ by one block at most. By default 32 global batches of
-            records, 8 blocks for each sample of a global batch, and 256 MiB to 4 GiB.
+            records, 8 blocks for each sample of a global batch, and 256 MiB, up to 4 GiB or 4 million records.
         shuffle: False keeps the records (or ``indices``) in their order.
         seed: 0 <= seed < 2**64.
         rank: this process's rank; from torch.distributed where neither it nor ``world_size`` is given.
@@ -158,17 +159,21 @@ class BlockBatchSampler(BatchSampler):
     def read_ahead(self, epoch: int, start: int = 0) -> Iterator[Indices]:
         """The next window, in whole blocks, in step with the batches: see ``BatchSampler.read_ahead``.
 
-        None where two windows would take more than half of the memory, and where the ranks are on several machines:
-        each reads only its part of a block there.
+        Nothing where two windows would take more than half of the memory; where not all ranks are known to be on one
+        machine, since each of several reads only its part of a block; and where ``indices`` leave out more than half.
         """
         size = self.global_batch_size
-        memory = memory_bytes()
-        blocks = min(self.window, self._order.blocks)
-        fits = memory is None or 4 * blocks * self.block_size * self._record_bytes <= memory
-        if not (self.shuffle and fits and on_one_machine(self.world_size)):
+        if not (self.shuffle and self._order.count and self._pays() and on_one_machine(self.world_size)):
             return super().read_ahead(epoch, start)
-        wanted = blocks_ahead(self._order, epoch, start * size, size)
-        return chain(map(self._own_records, wanted), repeat(NONE))
+        wanted = map(self._own_records, blocks_ahead(self._order, epoch, start * size, size))
+        return islice(chain(wanted, repeat(NONE)), self._length - start)
+
+    def _pays(self) -> bool:
+        chosen = self._indices
+        spread = 1.0 if chosen is None else (int(chosen[-1]) - int(chosen[0]) + 1) / len(chosen)
+        window = min(self.window, self._order.blocks) * self.block_size * self._record_bytes * max(1.0, spread)
+        memory = memory_bytes()
+        return spread <= MOST_SPREAD and (memory is None or 4 * window <= memory)
 
     def _own_records(self, blocks: Indices) -> Indices:
         """The records of blocks, of which each rank asks for its own."""

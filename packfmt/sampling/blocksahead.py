@@ -33,8 +33,8 @@ def blocks_ahead(order: BlockOrder, epoch: int, start: int, size: int) -> Iterat
     Returns:
         (n,) int64 numbers of blocks for each batch, each block once.
     """
-    waiting: deque[int] = deque()
-    late = 0  # of them, in windows whose turn has come
+    waiting: deque[tuple[int, int]] = deque()  # (window, block)
+    late = 0  # of them, in the window in use
     known = order.window_at(epoch, start) if start < order.count else 0  # the first window that is not among them
     stop = start  # of the window in use
     pace = PACE * size / order.block_size
@@ -43,20 +43,18 @@ def blocks_ahead(order: BlockOrder, epoch: int, start: int, size: int) -> Iterat
         if start >= stop:
             window = order.window_at(epoch, start)
             stop = order.window_range(epoch, window)[1]
-            late = len(waiting)
-            while known < min(window + 2, order.windows):
-                blocks = order.blocks_of(epoch, known)
-                waiting.extend(blocks)
-                late += len(blocks) if known <= window else 0
-                known += 1
+            for number in range(max(known, window), min(window + 2, order.windows)):
+                waiting.extend((number, block) for block in order.blocks_of(epoch, number))
+                known = number + 1
+            while waiting and waiting[0][0] < window:
+                waiting.popleft()
+            late = sum(number == window for number, _ in waiting)
+        due = 0
         if waiting:
             batches = max(1.0, (stop - start) / size)
             credit += pace if late > 0 else min(pace, len(waiting) / batches)
             due = min(int(credit), len(waiting))
             credit -= due
             late -= due
-            yield np.array([waiting.popleft() for _ in range(due)], dtype=np.int64) if due else NONE
-        else:
-            credit = 0.0
-            yield NONE
+        yield np.array([waiting.popleft()[1] for _ in range(due)], dtype=np.int64) if due else NONE
         start += size

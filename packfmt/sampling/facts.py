@@ -9,6 +9,7 @@ import sys
 import zlib
 from collections.abc import Callable, Mapping, Sized
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,15 +65,25 @@ def record_bytes_of(source: object) -> float | None:
 
 
 def ask_of(source: object) -> Callable[[Indices], None]:
-    """Begins the reading of records, where the object's reader can do that. Raises nothing that reading raises too."""
-    will_need = getattr(getattr(source, "reader", None), "will_need", None)
+    """Begins the reading of blocks, where the object or its reader can do that and numbers records as the object does.
 
-    def ask(indices: Indices) -> None:
-        if will_need is not None:
-            with suppress(CorruptError, IndexError, ValueError):  # damaged, or of another numbering, or closed
-                will_need(indices)
+    What is wrong with a record is said where it is read.
+    """
+    for holder in (source, getattr(source, "reader", None)):
+        ask = getattr(holder, "will_need_blocks", None)
+        if ask is not None and len(holder) == len(source):  # type: ignore[arg-type]
+            return partial(_asked, ask)
+    return _nothing
 
-    return ask
+
+def _asked(ask: Callable[[Indices], None], indices: Indices) -> None:
+    if len(indices):
+        with suppress(CorruptError, IndexError, OSError, ValueError):
+            ask(indices)
+
+
+def _nothing(indices: Indices) -> None:
+    """Nobody to ask."""
 
 
 def check_indices(indices: npt.ArrayLike, count: int) -> Indices:

@@ -6,7 +6,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -154,14 +154,18 @@ class BatchSampler(ABC):
         return (self.batch(epoch, position) for position in range(start, self._length))
 
     def read_ahead(self, epoch: int, start: int = 0) -> Iterator[Indices]:
-        """For each of ``batches(epoch, start)``, records beside its own whose reading should begin then; often none.
+        """For each of ``batches(epoch, start)``, records of later batches whose reading should begin with it.
 
-        A loader passes them to ``reader.will_need``. Samplers that do not read by blocks give none.
+        ``reader.will_need_blocks`` takes them. Samplers that do not read by blocks have none.
 
         Returns:
-            (n,) int64 indices for each batch, or none at all where reading ahead does not pay.
+            (n,) int64 indices for each batch; often n is 0.
         """
-        return repeat(NONE)
+        return repeat(NONE, self._length - start)
+
+    def with_read_ahead(self, epoch: int, start: int = 0) -> Iterator[tuple[Indices, Indices]]:
+        """Pairs of ``batches(epoch, start)`` and ``read_ahead(epoch, start)``."""
+        return zip(self.batches(epoch, start), chain(self.read_ahead(epoch, start), repeat(NONE)), strict=False)
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next iteration goes through, from its start.
@@ -265,9 +269,8 @@ class BatchSampler(ABC):
         lookahead = int(getattr(self._dataset, "lookahead", 0)) if announce is not None else 0
         waiting: deque[Indices] = deque()
         ask = ask_of(self._dataset)
-        for batch, near in zip(self.batches(epoch, start), self.read_ahead(epoch, start), strict=False):
-            if len(near):
-                ask(near)
+        for batch, near in self.with_read_ahead(epoch, start):
+            ask(near)
             if announce is not None and lookahead > 0:
                 announce((epoch, batch))
             waiting.append(batch)

@@ -92,6 +92,12 @@ class Reader(ABC):
         It may be passed over where reads have long found everything in memory.
         """
 
+    def will_need_blocks(self, indices: Indices) -> None:  # noqa: B027 - nothing is a right answer
+        """The same for whole blocks of neighbours, from which later batches will take single records.
+
+        Passed over where the storage does not keep records back to back.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """Release the file. Reading afterwards raises ValueError; closing twice is allowed."""

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache, partial
 from typing import Literal, Protocol
 
 from packfmt.errors import CorruptError, FormatError
@@ -18,6 +19,8 @@ IO = Literal["auto", "mmap", "pread"]
 # Kinds of file system where a map turns a network fault into SIGBUS and every page into a round trip.
 REMOTE = ("nfs", "cifs", "smb", "fuse", "9p", "ceph", "lustre", "glusterfs", "afs", "gpfs", "beegfs", "virtiofs")
 GAP = 64 << 10  # bytes between two ranges that are cheaper to read than to skip
+DEVICES = "/sys/dev/block"
+DEFAULT_STEP = 128 << 10  # Linux's own, for file systems without a disk that could be asked
 RUN = 4 << 20  # bytes one pread may take
 
 
@@ -123,6 +126,7 @@ class _MapBytes:
     def __init__(self, path: str, descriptor: _Descriptor, size: int) -> None:
         self._path = path
         self.size = size
+        self._step = _step(descriptor)
         self._map: mmap.mmap | None = mmap.mmap(descriptor.number, size, access=mmap.ACCESS_READ)
         self._view: memoryview | None = memoryview(self._map)
         with suppress(OSError, AttributeError):
@@ -139,7 +143,8 @@ class _MapBytes:
     def will_need(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:
         if hasattr(mmap, "MADV_WILLNEED"):
             with suppress(ValueError):  # closed meanwhile by another thread: nothing is needed any more
-                _advise(self._mapped().madvise, mmap.MADV_WILLNEED, offsets, sizes)
+                begin = partial(self._mapped().madvise, mmap.MADV_WILLNEED)
+                _begin_reading(begin, offsets, sizes, self._step)
 
     def forget(self, offset: int, size: int) -> None:
         if hasattr(mmap, "MADV_DONTNEED") and size:
@@ -176,6 +181,7 @@ class _PreadBytes:
         self._path = path
         self._descriptor: _Descriptor | None = descriptor
         self.size = size
+        self._step = _step(descriptor)
 
     def slices(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
         views: list[memoryview] = []
@@ -201,10 +207,12 @@ class _PreadBytes:
     def will_need(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:
         if hasattr(os, "posix_fadvise"):
             descriptor = self._open()
-            for first, last in runs(offsets, sizes):
-                size = offsets[last - 1] + sizes[last - 1] - offsets[first]
-                if size > 0:  # 0 would mean: to the end of the file
-                    os.posix_fadvise(descriptor.number, offsets[first], size, os.POSIX_FADV_WILLNEED)
+            _begin_reading(
+                lambda start, size: os.posix_fadvise(descriptor.number, start, size, os.POSIX_FADV_WILLNEED),
+                offsets,
+                sizes,
+                self._step,
+            )
 
     def forget(self, offset: int, size: int) -> None:
         """Nothing stays resident here."""
@@ -223,12 +231,32 @@ class _PreadBytes:
         return descriptor
 
 
-def _advise(madvise: Callable[..., None], option: int, offsets: Sequence[int], sizes: Sequence[int]) -> None:
+def _begin_reading(
+    begin: Callable[[int, int], None], offsets: Sequence[int], sizes: Sequence[int], step: int
+) -> None:
+    """Call ``begin(start, size)`` for ascending ranges, at most ``step`` bytes at a time."""
     for first, last in runs(offsets, sizes):
         start = offsets[first] // mmap.PAGESIZE * mmap.PAGESIZE
-        size = offsets[last - 1] + sizes[last - 1] - start
-        if size > 0:
-            madvise(option, start, size)
+        stop = offsets[last - 1] + sizes[last - 1]
+        while start < stop:
+            begin(start, min(step, stop - start))
+            start += step
+
+
+def _step(descriptor: _Descriptor) -> int:
+    return _begun_at_once(os.fstat(descriptor.number).st_dev) if hasattr(os, "major") else DEFAULT_STEP
+
+
+@cache
+def _begun_at_once(device: int) -> int:
+    """Bytes that Linux begins to read when it is told what will be needed; it forgets what is beyond them."""
+    disk = f"{DEVICES}/{os.major(device)}:{os.minor(device)}"
+    found = []
+    for queue in (f"{disk}/queue", f"{disk}/../queue"):  # of a disk, of the disk that a partition is on
+        for name in ("read_ahead_kb", "max_sectors_kb"):
+            with suppress(OSError, ValueError), open(f"{queue}/{name}", encoding="ascii") as file:
+                found.append(int(file.read()) << 10)
+    return max(found, default=0) or DEFAULT_STEP
 
 
 def runs(offsets: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:

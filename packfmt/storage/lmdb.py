@@ -85,6 +85,9 @@ class LMDBReader(MappedReader):
     def offsets(self, indices: Indices) -> npt.NDArray[np.uint64]:
         return self._file.index("offset")[as_positions(indices, len(self), self.path)]
 
+    def will_need_blocks(self, indices: Indices) -> None:
+        """Nothing: looking up where a block's values lie takes longer than reading those that a batch wants."""
+
 
 class _EnvironmentFile(ShardFile):
     """The shard whose parts an environment holds. ``ranges`` are those in the data file."""

@@ -111,11 +111,17 @@ class MappedReader(Reader):
         return plan or LaterPlan(self.read, positions)
 
     def will_need(self, indices: Indices) -> None:
-        if self._file.ahead.resting():
-            return
+        if not self._file.ahead.resting():
+            self._ask(indices)
+
+    def will_need_blocks(self, indices: Indices) -> None:
+        if not self._file.ahead.resting_from_blocks():
+            self._ask(indices)
+
+    def _ask(self, indices: Indices) -> None:
         offsets, lengths = self._file.ranges(as_positions(indices, len(self), self.path))
         order = np.argsort(offsets, kind="stable")
-        self._file.ahead.before(offsets[order].tolist(), lengths[order].tolist())
+        self._file.ahead.ask(offsets[order].tolist(), lengths[order].tolist())
 
     def close(self) -> None:
         self._file.close()

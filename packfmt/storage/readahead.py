@@ -18,6 +18,7 @@ except ImportError:  # Windows has no page faults to count, and no madvise to sa
 
 __all__ = ["ReadAhead"]
 
+PROBE = 8  # blocks of which one is asked for all the same
 CALM = 4096  # records in a row that were found in memory, before asking stops
 # Seconds within which the system answers that it has nothing to do, on two busy cores too: for each piece that lies
 # apart, and each byte, since it looks for every page. For 2 MiB it takes 25 µs then, and 300 µs if they must be read.
@@ -38,8 +39,9 @@ class ReadAhead:
     """
 
     def __init__(self, ask: Callable[[Sequence[int], Sequence[int]], None]) -> None:
-        self._ask = ask
+        self._begin = ask
         self._calm = 0
+        self._turn = 0
         self._disk_reads = (-1, -1)
 
     def resting(self) -> bool:
@@ -49,15 +51,23 @@ class ReadAhead:
             self._disk_reads, self._calm = found, 0
         return self._calm >= CALM
 
+    def resting_from_blocks(self) -> bool:
+        """The same for blocks. Another process may be the one to read them, so one in ``PROBE`` is asked for anyway."""
+        self._turn = (self._turn + 1) % PROBE
+        return self.resting() and self._turn > 0
+
     def before(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:
         """Prepare to read these ranges."""
-        if self.resting():
-            return
+        if not self.resting():
+            self.ask(offsets, sizes)
+
+    def ask(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:
+        """Ask for these ranges, and see how long the answer takes."""
         pieces = runs(offsets, sizes)  # before the clock is looked at: for a block of small records it takes longer
         starts = [offsets[first] for first, _ in pieces]
         spans = [offsets[last - 1] + sizes[last - 1] - offsets[first] for first, last in pieces]
         began = time.perf_counter()
-        self._ask(starts, spans)
+        self._begin(starts, spans)
         quick = time.perf_counter() - began < QUICK * len(pieces) + QUICK_BYTE * sum(spans)
         self._calm = self._calm + len(offsets) if quick else 0
 

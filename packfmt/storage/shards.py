@@ -126,6 +126,10 @@ class ShardedReader(Reader):
         for shard, _, local in self._split(indices):
             self._shards.reader(shard).will_need(local)
 
+    def will_need_blocks(self, indices: Indices) -> None:
+        for shard, _, local in self._split(indices):
+            self._shards.reader(shard).will_need_blocks(local)
+
     def problems(self) -> Iterator[Exception]:
         for shard in range(len(self._shards.paths)):
             yield from self._shards.reader(shard).problems()

@@ -17,6 +17,7 @@ from typing import NoReturn, TypeAlias
 
 import torch
 
+from packfmt.sampling.facts import ask_of
 from packfmt.training.batch import BatchJob
 from packfmt.training.collate import Collate
 from packfmt.training.dataset import ImageDataset
@@ -58,6 +59,7 @@ def _listen(
     jobs: queue.SimpleQueue[BatchJob | Exception],
 ) -> None:
     """Begin each batch as soon as it is asked for, whatever the answering thread waits for."""
+    ask = ask_of(dataset)
     while True:
         try:
             message = requests.recv()
@@ -72,10 +74,10 @@ def _listen(
         slots.release(freed)
         finish = Finish(dataset, collate, batch_transform, request)
         try:
-            begin = dataset.start
-            jobs.put(begin(request.indices, request.epoch, allocate=slots.allocate, then=finish, near=request.near))
+            jobs.put(dataset.start(request.indices, request.epoch, allocate=slots.allocate, then=finish))
         except Exception as error:
             jobs.put(error)
+        ask(request.near)
 
 
 def _answer(answers: Connection, dataset: ImageDataset, slots: SlotWriter, job: BatchJob | Exception) -> None:

@@ -18,7 +18,6 @@ from packfmt.errors import CorruptError, FormatError
 from packfmt.images.decode import Decoder
 from packfmt.images.geometry import Crop, HorizontalFlip
 from packfmt.randomness import sample_keys
-from packfmt.sampling.blocksahead import NONE
 from packfmt.storage import Reader
 from packfmt.storage.base import Verify
 from packfmt.storage.filebytes import IO
@@ -169,7 +168,6 @@ class ImageDataset(Dataset[Any]):
         allocate: Allocate | None = None,
         then: Callable[[BatchJob], Any] | None = None,
         chosen: Chosen | None = None,
-        near: npt.NDArray[np.int64] = NONE,
     ) -> BatchJob:
         """Begin a batch in the threads; ``finish`` gives its samples.
 
@@ -179,14 +177,12 @@ class ImageDataset(Dataset[Any]):
             allocate: gives the array for decoded images by its shape (N, H, W, C); None takes the dataset's own.
             then: called with the job in the thread that finishes last; ``job.product`` is what it returned.
             chosen: from ``choose_ahead``, for these indices; None chooses for this batch alone.
-            near: records of later batches whose reading should begin as well.
         """
         if chosen is None:
             (chosen,) = self.choose_ahead((indices,), epoch)
         positions = chosen.positions
         with suppress(CorruptError):  # said where the record is read
-            for wanted in filter(len, (positions, near)):  # at once, and before the threads come to them
-                self.reader.will_need(wanted)
+            self.reader.will_need(positions)  # the whole batch at once, and before the threads come to it
         plan = partial(plan_batch, self._recipe, chosen, allocate or self._recycler.allocate)
         return BatchJob(self._recipe, positions, plan, self._pool, then)
 

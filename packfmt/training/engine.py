@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from packfmt.randomness import batch_rng
+from packfmt.sampling.facts import ask_of
 from packfmt.training.batch import SLOW_SAMPLES, BatchJob, Timing
 from packfmt.training.collate import Collate
 from packfmt.training.dataset import ImageDataset
@@ -150,18 +151,16 @@ class ThreadEngine:
         self._allocate = allocate
 
     def tickets(self, requests: Iterator[Request]) -> Iterator[BatchJob]:
+        ask = ask_of(self._dataset)
         for span in _spans(requests):
             parts = self._dataset.choose_ahead([request.indices for request in span], span[0].epoch)
             for request, chosen in zip(span, parts, strict=True):
                 finish = Finish(self._dataset, self._collate, self._batch_transform, request)
-                yield self._dataset.start(
-                    request.indices,
-                    request.epoch,
-                    allocate=self._allocate,
-                    then=finish,
-                    chosen=chosen,
-                    near=request.near,
+                job = self._dataset.start(
+                    request.indices, request.epoch, allocate=self._allocate, then=finish, chosen=chosen
                 )
+                ask(request.near)  # now that the threads have something to do
+                yield job
 
     def ready(self, ticket: BatchJob) -> bool:
         return ticket.done

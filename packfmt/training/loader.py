@@ -239,8 +239,7 @@ class Loader:
                 engine.cancel(ticket)
 
     def _requests(self, epoch: int, start: int) -> Iterator[Request]:
-        batches = zip(self.sampler.batches(epoch, start), self.sampler.read_ahead(epoch, start), strict=False)
-        for number, (indices, near) in enumerate(batches, start):
+        for number, (indices, near) in enumerate(self.sampler.with_read_ahead(epoch, start), start):
             yield Request(epoch, number * self.sampler.world_size + self.sampler.rank, indices, near)
 
     def _collect(self, engine: Engine, tickets: deque[Any]) -> Made:

@@ -389,6 +389,7 @@ class ReaderContract:
         records = some_records(30)
         with self.opened(tmp_path, records) as reader:
             assert reader.will_need(indices) is None
+            assert reader.will_need_blocks(indices) is None
             assert [bytes(view) for view in reader.read(range(30))] == [r.data for r in records]
 
     def test_will_need_refuses_indices_out_of_range(self, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def read_batches(reader: packfmt.Reader, batches: Iterable[np.ndarray], near: It
     for batch, others in zip(batches, near, strict=False):
         reader.will_need(batch)
         if len(others):
-            reader.will_need(others)
+            reader.will_need_blocks(others)
         waiting.append(batch)
         if len(waiting) > 2:
             done += sum(map(len, reader.read(waiting.pop(0))))
