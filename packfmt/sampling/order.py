@@ -48,7 +48,8 @@ class BatchSampler(ABC):
     which one. It yields lists of ``SampleIndex``. Where the dataset (or a Subset's) has ``set_epoch`` it is told that,
     and where it has ``announce(upcoming)`` and a ``lookahead`` above 0, each batch is announced to it once, in order,
     as ``(epoch, indices)`` with an int64 array, ``lookahead`` batches before it is yielded. The announcements go to
-    the dataset in this process: one that is read in workers only should not act on them.
+    the dataset in this process: one that is read in workers only should not act on them. The dataset's reader is asked
+    for the blocks of ``read_ahead`` here, for whichever process will read them.
 
     ``batch``, ``batches`` and ``global_batch`` are pure functions of their arguments and thread-safe. Iterating,
     ``set_epoch`` and the state belong to one thread.
