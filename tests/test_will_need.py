@@ -119,6 +119,8 @@ def test_lmdb_does_not_look_up_whole_blocks(tmp_path: Path, monkeypatch: pytest.
         ({"8:1/queue/read_ahead_kb": "128", "8:1/queue/max_sectors_kb": "1280"}, 1280 << 10),
         ({"8:1/queue/read_ahead_kb": "8192", "8:1/queue/max_sectors_kb": "4096"}, 8192 << 10),
         ({"8:1/start": "", "queue/read_ahead_kb": "64", "queue/max_sectors_kb": "32"}, 64 << 10),  # a partition
+        ({"8:1/queue/read_ahead_kb": "0", "8:1/queue/max_sectors_kb": "127"}, 124 << 10),  # whole pages
+        ({"8:1/queue/read_ahead_kb": "0", "8:1/queue/max_sectors_kb": "3"}, DEFAULT_STEP),
         ({"8:1/queue/read_ahead_kb": "0"}, DEFAULT_STEP),
         ({"8:1/queue/read_ahead_kb": "much"}, DEFAULT_STEP),
         ({}, DEFAULT_STEP),
@@ -128,6 +130,7 @@ def test_what_linux_begins_to_read_at_once_is_the_disks_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], step: int
 ) -> None:
     monkeypatch.setattr(filebytes, "DEVICES", str(tmp_path))
+    monkeypatch.setattr(filebytes.mmap, "PAGESIZE", 4096)
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)

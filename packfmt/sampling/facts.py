@@ -71,7 +71,7 @@ def ask_of(source: object) -> Callable[[Indices], None]:
     """
     for holder in (source, getattr(source, "reader", None)):
         ask = getattr(holder, "will_need_blocks", None)
-        if ask is not None and len(holder) == len(source):  # type: ignore[arg-type]
+        if ask and isinstance(holder, Sized) and isinstance(source, Sized) and len(holder) == len(source):
             return partial(_asked, ask)
     return _nothing
 

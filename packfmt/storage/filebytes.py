@@ -256,7 +256,7 @@ def _begun_at_once(device: int) -> int:
         for name in ("read_ahead_kb", "max_sectors_kb"):
             with suppress(OSError, ValueError), open(f"{queue}/{name}", encoding="ascii") as file:
                 found.append(int(file.read()) << 10)
-    return max(found, default=0) or DEFAULT_STEP
+    return max(found, default=0) // mmap.PAGESIZE * mmap.PAGESIZE or DEFAULT_STEP  # steps begin at pages
 
 
 def runs(offsets: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
