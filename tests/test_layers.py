@@ -40,7 +40,7 @@ PLACES = {
     "xxhash": {"format", "storage."},
 }
 
-MOST_LINES = 300
+MOST_LINES = 600
 
 
 def modules() -> dict[str, Path]:
