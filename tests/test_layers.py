@@ -31,9 +31,9 @@ LAYERS = (
 PLACES = {
     "PIL": {"images.pillow", "training.comparison"},  # the latter as an opponent, not as a means
     "click": {"cli."},
-    "h5py": {"sources.hdf5_file"},
-    "lmdb": {"sources.lmdb_table", "storage.lmdb_environment", "storage.lmdb_writer"},
-    "pyarrow": {"sources.parquet", "targets.parquet"},
+    "h5py": {"sources.hdf5.file"},
+    "lmdb": {"sources.lmdb.table", "storage.lmdb_environment", "storage.lmdb_writer"},
+    "pyarrow": {"sources.parquet.source", "targets.parquet"},
     "simplejpeg": {"images.libjpeg"},
     "torch": {"training."},
     "tqdm": {"cli.show"},
@@ -126,5 +126,5 @@ def test_tools_are_not_imported() -> None:
 
 def test_the_child_that_reads_lmdb_starts_without_numpy() -> None:
     """It takes longer to import than all else there, and most layouts do without."""
-    code = "import sys, packfmt.sources.lmdb_reading, packfmt.sources.isolated_child; print('numpy' in sys.modules)"
+    code = "import sys, packfmt.sources.lmdb.reading, packfmt.sources.isolated.child; print('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout == b"False\n"

@@ -21,8 +21,8 @@ from packfmt.converting import convert
 from packfmt.errors import ConvertError, SourceError
 from packfmt.record import DTYPES, Column
 from packfmt.sources.facts import Facts, from_json, to_json
-from packfmt.sources.parquet import ParquetSource
-from packfmt.sources.tar import TarSource
+from packfmt.sources.parquet.source import ParquetSource
+from packfmt.sources.webdataset.source import TarSource
 from packfmt.targets.folder import FolderWriter
 from packfmt.targets.parquet import ParquetWriter
 from packfmt.targets.tar import TarWriter

@@ -23,7 +23,7 @@ class Kind:
     Args:
         name: as ``--from`` takes it.
         module: of packfmt.sources, with ``recognise``.
-        source: the class in it; "module:class" where it lies elsewhere.
+        source: the class in it.
         what: one line for a person.
         several: whether several paths are one set of this kind.
     """
@@ -36,8 +36,7 @@ class Kind:
 
     def load(self) -> type[Source]:
         """The source's class."""
-        module, _, name = self.source.rpartition(":")
-        found: type[Source] = getattr(import_module(f"packfmt.sources.{module or self.module}"), name)
+        found: type[Source] = getattr(import_module(f"packfmt.sources.{self.module}"), self.source)
         return found
 
     def options(self) -> dict[str, inspect.Parameter]:
@@ -51,15 +50,25 @@ KINDS = {
     kind.name: kind
     for kind in (
         Kind("pack", "pack", "PackSource", "a packfmt shard, several, a manifest, or a pack in LMDB", several=True),
-        Kind("tar", "tar", "TarSource", "WebDataset tar shards and other tars, also compressed", several=True),
+        Kind(
+            "tar",
+            "webdataset.source",
+            "TarSource",
+            "WebDataset tar shards and other tars, also compressed",
+            several=True,
+        ),
         Kind("zip", "zip", "ZipSource", "zip archive of images, flat or with class folders"),
-        Kind("parquet", "parquet", "ParquetSource", "Parquet: Hugging Face images, binary columns", several=True),
-        Kind("tfrecord", "tfrecord", "TFRecordSource", "TFRecord of tf.train.Example", several=True),
-        Kind("hdf5", "hdf5", "HDF5Source", "HDF5: arrays, encoded bytes, groups per class, episodes"),
-        Kind("lmdb", "lmdb", "LMDBSource", "LMDB: text recognition, BasicSR, Caffe, LSUN, folder2lmdb and others"),
-        Kind("coco", "annotations", "coco:CocoSource", "COCO JSON annotations with their images"),
-        Kind("voc", "annotations", "voc:VocSource", "Pascal VOC: JPEGImages/ and Annotations/"),
-        Kind("yolo", "annotations", "yolo:YoloSource", "YOLO text labels beside images"),
+        Kind(
+            "parquet", "parquet.source", "ParquetSource", "Parquet: Hugging Face images, binary columns", several=True
+        ),
+        Kind("tfrecord", "tfrecord.source", "TFRecordSource", "TFRecord of tf.train.Example", several=True),
+        Kind("hdf5", "hdf5.source", "HDF5Source", "HDF5: arrays, encoded bytes, groups per class, episodes"),
+        Kind(
+            "lmdb", "lmdb.source", "LMDBSource", "LMDB: text recognition, BasicSR, Caffe, LSUN, folder2lmdb and others"
+        ),
+        Kind("coco", "annotations.recognition", "CocoSource", "COCO JSON annotations with their images"),
+        Kind("voc", "annotations.recognition", "VocSource", "Pascal VOC: JPEGImages/ and Annotations/"),
+        Kind("yolo", "annotations.recognition", "YoloSource", "YOLO text labels beside images"),
         Kind("table", "table", "TableSource", "CSV, TSV or JSON lines of path, label and further columns"),
         Kind("folder", "folder", "FolderSource", "a folder of images, flat or with class folders"),
     )

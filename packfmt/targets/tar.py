@@ -15,7 +15,7 @@ from typing import Any
 from packfmt.errors import ConvertError
 from packfmt.record import Column
 from packfmt.sources.facts import TAR_MEMBER, Facts, to_json
-from packfmt.sources.tarparts import facts_parts
+from packfmt.sources.webdataset.parts import facts_parts
 from packfmt.storage.base import Buffer
 from packfmt.storage.publish import PendingFile, naming, refuse_existing
 from packfmt.targets.base import Target

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packfmt.sources.foreign_values import Array, Opaque
-from packfmt.sources.pickles import PickleError, read_pickle
+from packfmt.sources.lmdb.pickles import PickleError, read_pickle
 from packfmt.sources.values import ValueFault, numbers, sample_of
 
 PROTOCOLS = range(6)

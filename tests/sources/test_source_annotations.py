@@ -13,9 +13,9 @@ from source_inputs import jpeg
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Record
-from packfmt.sources.annotations import CocoSource, VocSource, YoloSource, recognise
+from packfmt.sources.annotations.recognition import CocoSource, VocSource, YoloSource, recognise
+from packfmt.sources.annotations.yolo_names import yaml_names
 from packfmt.sources.base import BadEntry
-from packfmt.sources.yolo_names import yaml_names
 
 DATA = os.environ.get("PACKFMT_TEST_DATA")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packfmt.sources.crc32c import crc32c, masked_crc32c
+from packfmt.sources.tfrecord.crc32c import crc32c, masked_crc32c
 
 
 def plain(data: bytes) -> int:

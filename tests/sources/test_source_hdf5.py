@@ -11,7 +11,7 @@ from foreign_inputs import decoded, encoded, pixels
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Column
-from packfmt.sources.hdf5 import HDF5Source, recognise
+from packfmt.sources.hdf5.source import HDF5Source, recognise
 
 h5py = pytest.importorskip("h5py")
 

@@ -15,7 +15,7 @@ import pytest
 from foreign_inputs import Bomb, decoded, encoded, pixels
 
 from packfmt.errors import DecodeError, SourceError
-from packfmt.sources.hdf5 import HDF5Source, recognise
+from packfmt.sources.hdf5.source import HDF5Source, recognise
 
 h5py = pytest.importorskip("h5py")
 
@@ -166,7 +166,7 @@ def test_a_shape_bomb_is_refused_before_it_is_read(tmp_path: Path) -> None:
 
 
 def test_a_chunk_beyond_the_memory_limit_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packfmt.sources.hdf5._MEMORY", 500 << 20)
+    monkeypatch.setattr("packfmt.sources.hdf5.source._MEMORY", 500 << 20)
     with h5py.File(tmp_path / "x.h5", "w") as file:
         shape = (70, 1024, 1024, 3)
         data = file.create_dataset("images", shape, np.uint8, chunks=shape, compression="gzip", compression_opts=1)
@@ -359,9 +359,9 @@ class CountingData:
 @pytest.mark.parametrize("axes", ["NHWC", "HWCN"])
 @pytest.mark.parametrize("rows", [1, 7, 300, 5000])
 def test_each_chunk_is_read_once_and_in_order(tmp_path: Path, axes: str, rows: int) -> None:
-    from packfmt.sources.hdf5_file import open_file
-    from packfmt.sources.hdf5_layouts import look
-    from packfmt.sources.hdf5_stacks import StackReader
+    from packfmt.sources.hdf5.file import open_file
+    from packfmt.sources.hdf5.layouts import look
+    from packfmt.sources.hdf5.stacks import StackReader
 
     order = ["NHWC".index(letter) for letter in axes]
     array = np.resize(STACK, (2000, 8, 8, 3)).transpose(order)

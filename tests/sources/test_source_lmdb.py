@@ -34,7 +34,7 @@ from packfmt.record import Column
 from packfmt.sources import registry
 from packfmt.sources.base import BadEntry
 from packfmt.sources.inputfiles import InputFiles
-from packfmt.sources.lmdb import LMDBSource, recognise
+from packfmt.sources.lmdb.source import LMDBSource, recognise
 from packfmt.sources.located import GAP, Located, read_together
 
 TEXT = Column("label", "|u1", (None,), "text")

@@ -22,9 +22,9 @@ from foreign_inputs import Bomb, encoded, write_lmdb
 from packfmt import convert
 from packfmt import open as open_pack
 from packfmt.errors import DecodeError, SourceError
-from packfmt.sources import isolated
-from packfmt.sources.frames import HEADER, FrameError, read_frame
-from packfmt.sources.lmdb import LMDBSource, recognise
+from packfmt.sources.isolated import process as isolated
+from packfmt.sources.isolated.frames import HEADER, FrameError, read_frame
+from packfmt.sources.lmdb.source import LMDBSource, recognise
 
 PIL_PICKLE = b"\x80\x04cPIL.Image\nImage\n)R\x94]\x94b\x94K\x03\x86\x94."
 CODE_ROW = b"\x80\x02cdataset\nCodeRow\n(X\x03\x00\x00\x00topX\x06\x00\x00\x00bottomX\x01\x00\x00\x00ft\x81."
@@ -304,7 +304,7 @@ def test_a_reader_that_hangs_is_ended(numbered: Path, monkeypatch: pytest.Monkey
 def test_no_child_outlives_its_parent(numbered: Path, number: signal.Signals) -> None:
     program = textwrap.dedent(f"""
         import sys
-        from packfmt.sources.lmdb import LMDBSource
+        from packfmt.sources.lmdb.source import LMDBSource
         source = LMDBSource({str(numbered)!r})
         records = iter(source)
         next(records)
@@ -329,7 +329,7 @@ def test_no_child_outlives_its_parent(numbered: Path, number: signal.Signals) ->
 
 
 def test_memory_beyond_the_limit_is_an_error(numbered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packfmt.sources.lmdb._MEMORY", 200 << 20)
+    monkeypatch.setattr("packfmt.sources.lmdb.source._MEMORY", 200 << 20)
     bomb = b"\x80\x04" + b"X" + (50 << 20).to_bytes(4, "little") + b"a" * (50 << 20) + b"\x94"
     bomb += b"(" + b"h\x00c_codecs\nencode\nh\x00X\x06\x00\x00\x00latin1\x86R" * 20 + b"t."
     path = write_lmdb(numbered.parent / "bomb", [(b"0", bomb)], map_size=1 << 28)

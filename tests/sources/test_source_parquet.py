@@ -13,7 +13,7 @@ from source_inputs import jpeg, png, trapped_pickle
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.sources.base import BadEntry
-from packfmt.sources.parquet import ParquetSource, recognise
+from packfmt.sources.parquet.source import ParquetSource, recognise
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")

@@ -20,10 +20,10 @@ from source_inputs import jpeg, png, trapped_pickle
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Record
-from packfmt.sources import tarstream
 from packfmt.sources.base import BadEntry
-from packfmt.sources.tar import TarSource, recognise
-from packfmt.sources.tarstream import TarStream, _sum_matches
+from packfmt.sources.webdataset import stream as tarstream
+from packfmt.sources.webdataset.source import TarSource, recognise
+from packfmt.sources.webdataset.stream import TarStream, _sum_matches
 
 SIZE_FIELD, SUM_FIELD = 124, 148
 

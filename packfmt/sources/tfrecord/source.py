@@ -15,8 +15,8 @@ from packfmt.record import Column, Record
 from packfmt.sources.base import BadEntry, Source
 from packfmt.sources.inputs import CountedNotes, Inputs, expand_inputs, free_name, short_names
 from packfmt.sources.protobuf import WireError
-from packfmt.sources.tfexample import Feature, parse_example
-from packfmt.sources.tfframes import Frame, frames, is_tfrecord, read_frame
+from packfmt.sources.tfrecord.example import Feature, parse_example
+from packfmt.sources.tfrecord.framing import Frame, frames, is_tfrecord, read_frame
 
 __all__ = ["TFRecordSource", "recognise"]
 

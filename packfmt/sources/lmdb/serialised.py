@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from packfmt.errors import SourceError
-from packfmt.sources.datum import bgr_planes_to_rgb, read_datum
 from packfmt.sources.foreign_values import Array
-from packfmt.sources.frames import Item
-from packfmt.sources.lmdb_labels import allowed, fits, is_storable, label_column, plain, shown, stand_in
-from packfmt.sources.lmdb_layouts import META_KEYS, Layout, numbered, plain_int
-from packfmt.sources.lmdb_table import Entry, Table, key_text
-from packfmt.sources.msgpack import MsgpackError, read_msgpack
-from packfmt.sources.pickles import PickleError, read_pickle
+from packfmt.sources.isolated.frames import Item
+from packfmt.sources.lmdb.datum import bgr_planes_to_rgb, read_datum
+from packfmt.sources.lmdb.labels import allowed, fits, is_storable, label_column, plain, shown, stand_in
+from packfmt.sources.lmdb.layouts import META_KEYS, Layout, numbered, plain_int
+from packfmt.sources.lmdb.msgpack import MsgpackError, read_msgpack
+from packfmt.sources.lmdb.pickles import PickleError, read_pickle
+from packfmt.sources.lmdb.table import Entry, Table, key_text
 from packfmt.sources.values import Sample, ValueFault, image_kind, numbers, opaque_names, sample_of
 
 __all__ = ["CaffeDatum", "Carved", "RawSquares", "Serialised"]

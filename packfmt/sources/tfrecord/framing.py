@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO, Protocol, cast
 
 from packfmt.errors import DecodeError, SourceError
-from packfmt.sources.crc32c import masked_crc32c
 from packfmt.sources.inputs import MAX_IMAGE_BYTES
+from packfmt.sources.tfrecord.crc32c import masked_crc32c
 
 __all__ = ["Frame", "frames", "is_tfrecord", "read_frame"]
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from packfmt.errors import SourceError
-from packfmt.sources.axes import to_pixels
-from packfmt.sources.frames import Item
-from packfmt.sources.hdf5_columns import SideColumn, column_values, find_columns, sizes_of
-from packfmt.sources.hdf5_file import Data, Group
-from packfmt.sources.hdf5_layouts import NEXT, Found, Stack
-from packfmt.sources.padded import cut_padding, cut_string
+from packfmt.sources.hdf5.axes import to_pixels
+from packfmt.sources.hdf5.columns import SideColumn, column_values, find_columns, sizes_of
+from packfmt.sources.hdf5.file import Data, Group
+from packfmt.sources.hdf5.layouts import NEXT, Found, Stack
+from packfmt.sources.hdf5.padded import cut_padding, cut_string
+from packfmt.sources.isolated.frames import Item
 from packfmt.sources.values import ValueFault
 
 __all__ = ["StackReader", "check_values", "slabs"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from packfmt.sources.tarparts import split_name
+from packfmt.sources.webdataset.parts import split_name
 
 __all__ = ["Image", "Part", "plain_extension"]
 

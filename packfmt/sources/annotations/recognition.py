@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from packfmt.sources.coco import CocoSource
+from packfmt.sources.annotations.coco import CocoSource
+from packfmt.sources.annotations.voc import ANNOTATIONS, IMAGES, VocSource
+from packfmt.sources.annotations.yolo import NAME_FILES, YoloSource, parse_yolo
 from packfmt.sources.inputs import is_image_name
-from packfmt.sources.voc import ANNOTATIONS, IMAGES, VocSource
-from packfmt.sources.yolo import NAME_FILES, YoloSource, parse_yolo
 
 __all__ = ["CocoSource", "VocSource", "YoloSource", "recognise"]
 

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from packfmt.sources.axes import to_pixels
-from packfmt.sources.frames import Item
-from packfmt.sources.hdf5_file import Data, Group, Visited
-from packfmt.sources.hdf5_layouts import Found, image_axes
-from packfmt.sources.hdf5_stacks import check_values
+from packfmt.sources.hdf5.axes import to_pixels
+from packfmt.sources.hdf5.file import Data, Group, Visited
+from packfmt.sources.hdf5.layouts import Found, image_axes
+from packfmt.sources.hdf5.padded import cut_padding, cut_string
+from packfmt.sources.hdf5.stacks import check_values
 from packfmt.sources.inputs import FolderClasses
+from packfmt.sources.isolated.frames import Item
 from packfmt.sources.ordering import natural
-from packfmt.sources.padded import cut_padding, cut_string
 from packfmt.sources.values import ValueFault
 
 __all__ = ["SampleReader", "SingleReader"]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from packfmt.errors import SourceError
-from packfmt.sources.address import address_of
+from packfmt.sources.lmdb.address import address_of
 
 __all__ = ["Entry", "Table", "failures", "key_text", "open_tables"]
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from packfmt.errors import SourceError
 from packfmt.record import Column
+from packfmt.sources.annotations.boxes import BOXES, F64, LABELS, Boxed, BoxSource, as_boxes
 from packfmt.sources.base import BadEntry
-from packfmt.sources.boxes import BOXES, F64, LABELS, Boxed, BoxSource, as_boxes
 from packfmt.sources.inputs import is_hidden, is_image_name
 from packfmt.sources.paths import read_inside
 

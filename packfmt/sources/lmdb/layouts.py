@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from packfmt.errors import SourceError
-from packfmt.sources.frames import Item
-from packfmt.sources.lmdb_sizes import differs, shape_of, stated_sizes
-from packfmt.sources.lmdb_table import Table, key_text
+from packfmt.sources.isolated.frames import Item
+from packfmt.sources.lmdb.sizes import differs, shape_of, stated_sizes
+from packfmt.sources.lmdb.table import Table, key_text
 
 __all__ = [
     "META_KEYS",

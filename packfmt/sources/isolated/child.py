@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from packfmt.errors import SourceError
-from packfmt.sources.frames import Batch, Item, write_frame
+from packfmt.sources.isolated.frames import Batch, Item, write_frame
 
 try:
     import resource
@@ -27,7 +27,7 @@ __all__ = ["GO", "READERS", "Flush", "Job", "main"]
 GO = b"go\n"
 
 # The readers a child can be asked for; a name outside this table runs nothing.
-READERS = {"lmdb": "packfmt.sources.lmdb_reading", "hdf5": "packfmt.sources.hdf5_reading"}
+READERS = {"lmdb": "packfmt.sources.lmdb.reading", "hdf5": "packfmt.sources.hdf5.reading"}
 
 
 class Flush:

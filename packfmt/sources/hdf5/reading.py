@@ -9,13 +9,13 @@ from contextlib import ExitStack
 from typing import Any
 
 from packfmt.errors import SourceError
-from packfmt.sources.axes import parse_range
-from packfmt.sources.frames import Item
-from packfmt.sources.hdf5_file import open_file
-from packfmt.sources.hdf5_layouts import Found, look
-from packfmt.sources.hdf5_single import SampleReader, SingleReader
-from packfmt.sources.hdf5_stacks import StackReader
-from packfmt.sources.isolated_child import Flush
+from packfmt.sources.hdf5.axes import parse_range
+from packfmt.sources.hdf5.file import open_file
+from packfmt.sources.hdf5.layouts import Found, look
+from packfmt.sources.hdf5.single import SampleReader, SingleReader
+from packfmt.sources.hdf5.stacks import StackReader
+from packfmt.sources.isolated.child import Flush
+from packfmt.sources.isolated.frames import Item
 
 __all__ = ["start"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from packfmt.errors import SourceError
 from packfmt.sources.inputs import is_hidden, is_image_name
-from packfmt.sources.isolated_source import IsolatedSource
+from packfmt.sources.isolated.source import IsolatedSource
 from packfmt.sources.values import what_is
 
 __all__ = ["LMDBSource", "recognise"]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from packfmt.errors import SourceError
-from packfmt.sources.axes import infer_axes, infer_image_axes
-from packfmt.sources.hdf5_file import Data, Group, Visited
+from packfmt.sources.hdf5.axes import infer_axes, infer_image_axes
+from packfmt.sources.hdf5.file import Data, Group, Visited
 from packfmt.sources.ordering import natural
 from packfmt.sources.values import image_kind
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from packfmt.errors import SourceError
+from packfmt.sources.annotations.boxes import Boxed, BoxSource, as_boxes
+from packfmt.sources.annotations.yolo_names import yaml_names
 from packfmt.sources.base import BadEntry
-from packfmt.sources.boxes import Boxed, BoxSource, as_boxes
 from packfmt.sources.inputs import is_hidden, is_image_name
 from packfmt.sources.paths import read_inside
-from packfmt.sources.yolo_names import yaml_names
 
 __all__ = ["NAME_FILES", "YoloSource", "parse_yolo"]
 

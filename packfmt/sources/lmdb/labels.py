@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from packfmt.sources.foreign_values import Array
-from packfmt.sources.lmdb_layouts import ColumnSpec
+from packfmt.sources.lmdb.layouts import ColumnSpec
 from packfmt.sources.values import numbers
 
 __all__ = ["allowed", "fits", "is_storable", "label_column", "plain", "shown", "stand_in"]

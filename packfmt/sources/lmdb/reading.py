@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from packfmt.errors import SourceError
-from packfmt.sources.datum import read_datum
-from packfmt.sources.frames import Item
-from packfmt.sources.isolated_child import Flush
-from packfmt.sources.lmdb_layouts import META_KEYS, ImagesByKey, Layout, Progressive, TextRecognition
-from packfmt.sources.lmdb_serialised import CaffeDatum, Carved, RawSquares, Serialised, read_value, square_side
-from packfmt.sources.lmdb_table import Entry, Table, failures, open_tables
+from packfmt.sources.isolated.child import Flush
+from packfmt.sources.isolated.frames import Item
+from packfmt.sources.lmdb.datum import read_datum
+from packfmt.sources.lmdb.layouts import META_KEYS, ImagesByKey, Layout, Progressive, TextRecognition
+from packfmt.sources.lmdb.serialised import CaffeDatum, Carved, RawSquares, Serialised, read_value, square_side
+from packfmt.sources.lmdb.table import Entry, Table, failures, open_tables
 from packfmt.sources.values import ValueFault, image_kind, what_is
 
 __all__ = ["choose", "start"]

@@ -13,8 +13,8 @@ import numpy as np
 
 from packfmt.errors import SourceError
 from packfmt.record import Column
+from packfmt.sources.annotations.boxes import BOXES, LABELS, Boxed, BoxSource, as_boxes
 from packfmt.sources.base import BadEntry
-from packfmt.sources.boxes import BOXES, LABELS, Boxed, BoxSource, as_boxes
 from packfmt.sources.inputs import SeenKeys
 from packfmt.sources.paths import inside_key, resolve_inside
 

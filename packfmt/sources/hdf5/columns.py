@@ -11,8 +11,8 @@ import numpy as np
 
 from packfmt.errors import SourceError
 from packfmt.record import IMAGE_COLUMNS
-from packfmt.sources.hdf5_file import Data, Group
-from packfmt.sources.hdf5_layouts import Stack
+from packfmt.sources.hdf5.file import Data, Group
+from packfmt.sources.hdf5.layouts import Stack
 
 __all__ = ["SideColumn", "column_values", "find_columns", "sizes_of"]
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from packfmt.errors import SourceError
-from packfmt.sources.frames import FrameError, read_frame
-from packfmt.sources.isolated_child import GO
+from packfmt.sources.isolated.child import GO
+from packfmt.sources.isolated.frames import FrameError, read_frame
 
 try:
     import fcntl
@@ -38,7 +38,7 @@ _SLOW = "no frame came in time"
 _GRACE = 5.0  # seconds the parent waits beyond the child's own limit
 
 _START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from packfmt.sources.isolated_child import main; main()"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from packfmt.sources.isolated.child import main; main()"
 )
 
 

@@ -7,7 +7,7 @@ import re
 
 from packfmt.errors import DecodeError
 from packfmt.images.sniff import sniff
-from packfmt.sources.lmdb_table import key_text
+from packfmt.sources.lmdb.table import key_text
 
 __all__ = ["differs", "shape_of", "stated_sizes"]
 

@@ -22,9 +22,9 @@ from packfmt.sources.inputs import (
     is_hidden,
     is_image_name,
 )
-from packfmt.sources.tarparts import facts_parts, facts_values, part_column, part_limit, part_value, split_name
-from packfmt.sources.tarsample import Image, Part, plain_extension
-from packfmt.sources.tarstream import TarMember, TarStream, is_tar
+from packfmt.sources.webdataset.parts import facts_parts, facts_values, part_column, part_limit, part_value, split_name
+from packfmt.sources.webdataset.sample import Image, Part, plain_extension
+from packfmt.sources.webdataset.stream import TarMember, TarStream, is_tar
 
 __all__ = ["TarSource", "recognise"]
 

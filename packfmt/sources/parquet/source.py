@@ -13,7 +13,7 @@ from packfmt.record import Column, Record
 from packfmt.sources.base import BadEntry, Source
 from packfmt.sources.facts import Facts, exact_array
 from packfmt.sources.inputs import MAX_IMAGE_BYTES, Inputs, SeenKeys, expand_inputs, free_name, has_images, short_names
-from packfmt.sources.schema import NUMBERS, class_names, column_of, described_features, kind_of, noted
+from packfmt.sources.parquet.schema import NUMBERS, class_names, column_of, described_features, kind_of, noted
 
 __all__ = ["ParquetSource", "load_arrow", "recognise"]
 

@@ -1,0 +1,1 @@
+"""Detection sets: COCO, Pascal VOC and YOLO annotations beside a folder of images."""

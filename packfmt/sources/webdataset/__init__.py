@@ -1,0 +1,1 @@
+"""WebDataset shards and other tar archives of images."""
