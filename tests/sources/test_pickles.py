@@ -14,9 +14,8 @@ from foreign_inputs import Bomb, encoded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packfmt.sources.foreign_values import Array, Opaque
 from packfmt.sources.lmdb.pickles import PickleError, read_pickle
-from packfmt.sources.values import ValueFault, numbers, sample_of
+from packfmt.sources.values import Array, Opaque, ValueFault, numbers, sample_of
 
 PROTOCOLS = range(6)
 

@@ -14,7 +14,7 @@ from source_inputs import jpeg
 from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Record
 from packfmt.sources.annotations.recognition import CocoSource, VocSource, YoloSource, recognise
-from packfmt.sources.annotations.yolo_names import yaml_names
+from packfmt.sources.annotations.yolo import yaml_names
 from packfmt.sources.base import BadEntry
 
 DATA = os.environ.get("PACKFMT_TEST_DATA")

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from packfmt.errors import SourceError
-from packfmt.sources.paths import inside_key, read_inside, resolve_inside
+from packfmt.sources.inputs import inside_key, read_inside, resolve_inside
 
 ESCAPES = [
     "../secret.txt",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from source_inputs import chunk, varint
 
 from packfmt.sources.protobuf import BYTES, FIXED32, FIXED64, VARINT, WireError, fields, floats, integers, signed
-from packfmt.sources.tfrecord.example import parse_example
+from packfmt.sources.tfrecord.source import parse_example
 
 
 def test_the_published_example() -> None:

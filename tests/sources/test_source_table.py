@@ -12,8 +12,7 @@ from source_inputs import jpeg
 from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Record
 from packfmt.sources.base import BadEntry
-from packfmt.sources.rows import Table
-from packfmt.sources.table import TableSource, recognise
+from packfmt.sources.table import Table, TableSource, recognise
 
 
 @pytest.fixture

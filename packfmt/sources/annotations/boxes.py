@@ -13,8 +13,7 @@ from packfmt.errors import DecodeError, SourceError
 from packfmt.images.sniff import sniff
 from packfmt.record import Column, Record
 from packfmt.sources.base import BadEntry, Source
-from packfmt.sources.inputs import MAX_IMAGE_BYTES, CountedNotes
-from packfmt.sources.paths import read_inside
+from packfmt.sources.inputs import MAX_IMAGE_BYTES, CountedNotes, read_inside
 
 __all__ = ["BOXES", "LABELS", "BoxSource", "Boxed", "as_boxes"]
 

@@ -15,8 +15,7 @@ from packfmt.errors import SourceError
 from packfmt.record import Column
 from packfmt.sources.annotations.boxes import BOXES, LABELS, Boxed, BoxSource, as_boxes
 from packfmt.sources.base import BadEntry
-from packfmt.sources.inputs import SeenKeys
-from packfmt.sources.paths import inside_key, resolve_inside
+from packfmt.sources.inputs import SeenKeys, inside_key, resolve_inside
 
 __all__ = ["CocoSource"]
 

@@ -14,8 +14,7 @@ from packfmt.errors import SourceError
 from packfmt.record import Column
 from packfmt.sources.annotations.boxes import BOXES, F64, LABELS, Boxed, BoxSource, as_boxes
 from packfmt.sources.base import BadEntry
-from packfmt.sources.inputs import is_hidden, is_image_name
-from packfmt.sources.paths import read_inside
+from packfmt.sources.inputs import is_hidden, is_image_name, read_inside
 
 __all__ = ["VocSource"]
 

@@ -9,9 +9,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from packfmt.errors import SourceError
-from packfmt.sources.hdf5.axes import parse_range
 from packfmt.sources.hdf5.file import open_file
-from packfmt.sources.hdf5.layouts import Found, look
+from packfmt.sources.hdf5.layouts import Found, look, parse_range
 from packfmt.sources.hdf5.single import SampleReader, SingleReader
 from packfmt.sources.hdf5.stacks import StackReader
 from packfmt.sources.isolated.child import Flush

@@ -7,14 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from packfmt.sources.hdf5.axes import to_pixels
 from packfmt.sources.hdf5.file import Data, Group, Visited
-from packfmt.sources.hdf5.layouts import Found, image_axes
-from packfmt.sources.hdf5.padded import cut_padding, cut_string
-from packfmt.sources.hdf5.stacks import check_values
-from packfmt.sources.inputs import FolderClasses
+from packfmt.sources.hdf5.layouts import Found, image_axes, to_pixels
+from packfmt.sources.hdf5.stacks import check_values, cut_padding, cut_string
+from packfmt.sources.inputs import FolderClasses, natural
 from packfmt.sources.isolated.frames import Item
-from packfmt.sources.ordering import natural
 from packfmt.sources.values import ValueFault
 
 __all__ = ["SampleReader", "SingleReader"]

@@ -8,10 +8,9 @@ import re
 from typing import Any
 
 from packfmt.errors import SourceError
-from packfmt.sources.hdf5.axes import check_layout, parse_range
-from packfmt.sources.inputs import has_images
+from packfmt.sources.hdf5.layouts import check_layout, parse_range
+from packfmt.sources.inputs import has_images, natural
 from packfmt.sources.isolated.source import IsolatedSource
-from packfmt.sources.ordering import natural
 from packfmt.sources.values import what_is
 
 __all__ = ["HDF5Source", "recognise"]

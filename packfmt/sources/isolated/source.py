@@ -15,9 +15,8 @@ from packfmt.images.decode import decode
 from packfmt.images.encode import parse_encoding
 from packfmt.record import Column, Record
 from packfmt.sources.base import BadEntry, SkipEntry, Source
-from packfmt.sources.inputfiles import InputFiles
 from packfmt.sources.isolated.process import IsolatedReader
-from packfmt.sources.located import Located, read_together
+from packfmt.sources.located import InputFiles, Located, read_together
 from packfmt.sources.values import is_side_text
 
 __all__ = ["IsolatedSource", "RawPixels"]

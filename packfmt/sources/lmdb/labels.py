@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from packfmt.sources.foreign_values import Array
 from packfmt.sources.lmdb.layouts import ColumnSpec
-from packfmt.sources.values import numbers
+from packfmt.sources.values import Array, numbers
 
 __all__ = ["allowed", "fits", "is_storable", "label_column", "plain", "shown", "stand_in"]
 

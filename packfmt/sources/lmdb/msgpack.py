@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from packfmt.sources.foreign_values import Array, Opaque
+from packfmt.sources.values import Array, Opaque
 
 __all__ = ["MsgpackError", "read_msgpack"]
 

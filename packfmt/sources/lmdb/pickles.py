@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from packfmt.sources.foreign_values import Array, Opaque
+from packfmt.sources.values import Array, Opaque
 
 __all__ = ["PickleError", "read_pickle"]
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from packfmt.errors import SourceError
-from packfmt.sources.foreign_values import Array
 from packfmt.sources.isolated.frames import Item
 from packfmt.sources.lmdb.datum import bgr_planes_to_rgb, read_datum
 from packfmt.sources.lmdb.labels import allowed, fits, is_storable, label_column, plain, shown, stand_in
@@ -17,7 +16,7 @@ from packfmt.sources.lmdb.layouts import META_KEYS, Layout, numbered, plain_int
 from packfmt.sources.lmdb.msgpack import MsgpackError, read_msgpack
 from packfmt.sources.lmdb.pickles import PickleError, read_pickle
 from packfmt.sources.lmdb.table import Entry, Table, key_text
-from packfmt.sources.values import Sample, ValueFault, image_kind, numbers, opaque_names, sample_of
+from packfmt.sources.values import Array, Sample, ValueFault, image_kind, numbers, opaque_names, sample_of
 
 __all__ = ["CaffeDatum", "Carved", "RawSquares", "Serialised"]
 

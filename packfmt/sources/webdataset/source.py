@@ -22,8 +22,17 @@ from packfmt.sources.inputs import (
     is_hidden,
     is_image_name,
 )
-from packfmt.sources.webdataset.parts import facts_parts, facts_values, part_column, part_limit, part_value, split_name
-from packfmt.sources.webdataset.sample import Image, Part, plain_extension
+from packfmt.sources.webdataset.parts import (
+    Image,
+    Part,
+    facts_parts,
+    facts_values,
+    part_column,
+    part_limit,
+    part_value,
+    plain_extension,
+    split_name,
+)
 from packfmt.sources.webdataset.stream import TarMember, TarStream, is_tar
 
 __all__ = ["TarSource", "recognise"]
