@@ -31,12 +31,16 @@ LAYERS = (
 PLACES = {
     "PIL": {"images.pillow", "training.comparison"},  # the latter as an opponent, not as a means
     "click": {"cli."},
+    "defusedxml": {"sources.annotations.voc"},
+    "google_crc32c": {"sources.tfrecord.framing"},
     "h5py": {"sources.hdf5.file"},
     "lmdb": {"sources.lmdb.table", "storage.lmdb_environment", "storage.lmdb_writer"},
+    "msgpack": {"sources.lmdb.msgpack"},
     "pyarrow": {"sources.parquet.source", "targets.parquet"},
     "simplejpeg": {"images.libjpeg"},
     "torch": {"training."},
     "tqdm": {"cli.show"},
+    "yaml": {"sources.annotations.yolo"},
     "xxhash": {"format", "storage."},
 }
 

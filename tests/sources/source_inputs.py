@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from packfmt.sources.tfrecord.crc32c import masked_crc32c
+from packfmt.sources.tfrecord.framing import masked_crc32c
 
 
 def jpeg(value: int = 0, size: tuple[int, int] = (8, 6)) -> bytes:

@@ -1,4 +1,4 @@
-"""MessagePack, read with no hook: plain values only, every length checked against the bytes that are there.
+"""MessagePack values of databases: plain values only, bounded in number and depth.
 
 Source: the MessagePack specification. msgpack-numpy's arrays are maps with the keys ``nd``, ``type``, ``shape`` and
 ``data``; they become ``Array``. Its object arrays hold a pickle, which stays an ``Opaque``.
@@ -6,27 +6,15 @@ Source: the MessagePack specification. msgpack-numpy's arrays are maps with the 
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
+from packfmt.errors import SourceError
 from packfmt.sources.values import Array, Opaque
 
 __all__ = ["MsgpackError", "read_msgpack"]
 
 _MAX_DEPTH = 16
 _MAX_VALUES = 100_000  # in one message; an image with its label takes about ten
-
-# First byte -> struct code of the length or the number that follows.
-_NUMBERS = {
-    0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q",
-    0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q",
-}  # fmt: skip
-_TEXTS = {0xD9: ">B", 0xDA: ">H", 0xDB: ">I"}
-_BINARIES = {0xC4: ">B", 0xC5: ">H", 0xC6: ">I"}
-_LISTS = {0xDC: ">H", 0xDD: ">I"}
-_MAPS = {0xDE: ">H", 0xDF: ">I"}
-_EXTENSIONS = {0xC7: ">B", 0xC8: ">H", 0xC9: ">I"}
-_CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
 
 class MsgpackError(ValueError):
@@ -36,93 +24,80 @@ class MsgpackError(ValueError):
 def read_msgpack(data: bytes | memoryview) -> Any:
     """The value of one message.
 
-    Text that is no UTF-8 is given as bytes: before 2013 the format had one type for both. Thread-safe.
+    Text that is not UTF-8 is given as bytes: before 2013 the format had one type for both. Thread-safe.
 
     Raises:
         MsgpackError: the message is cut, has bytes after its end, nests too deep, or holds too many values.
+        SourceError: msgpack is not installed.
     """
-    reader = _Reader(memoryview(data).cast("B"))
-    value = reader.value(_MAX_DEPTH)
-    if reader.position != len(reader.data):
-        raise MsgpackError(f"{len(reader.data) - reader.position} bytes after the message's end")
-    return value
+    msgpack = load_msgpack()
+    left = _MAX_VALUES
+    longest = min(_MAX_VALUES, len(data))  # lists are allocated by the length that is written
+
+    def count(entries: Any) -> Any:
+        nonlocal left
+        left -= len(entries)
+        if left < 0:
+            raise MsgpackError(f"a message of more than {_MAX_VALUES} values")
+        return entries
+
+    try:
+        value = msgpack.unpackb(
+            data,
+            unicode_errors="surrogateescape",
+            strict_map_key=False,
+            list_hook=count,
+            object_pairs_hook=lambda pairs: _Map(count(pairs)),
+            ext_hook=lambda kind, _: Opaque(f"msgpack extension {kind}"),
+            max_array_len=longest,
+            max_map_len=longest,
+        )
+    except msgpack.StackError as error:
+        raise MsgpackError(f"a message of more than {_MAX_DEPTH} levels") from error
+    except (ValueError, msgpack.OutOfData) as error:  # all the others that it raises are ValueErrors
+        raise MsgpackError(str(error) or "a message that is cut short or is not MessagePack") from error
+    return _plain(value, _MAX_DEPTH)
 
 
-class _Reader:
-    def __init__(self, data: memoryview) -> None:
-        self.data = data
-        self.position = 0
-        self.left = _MAX_VALUES
+def load_msgpack() -> Any:
+    """The module msgpack.
 
-    def take(self, size: int) -> memoryview:
-        if size > len(self.data) - self.position:
-            raise MsgpackError("a message that is cut short")
-        self.position += size
-        return self.data[self.position - size : self.position]
+    Raises:
+        SourceError: it is not installed.
+    """
+    try:
+        import msgpack
+    except ImportError as error:
+        raise SourceError("reading MessagePack values needs msgpack: pip install 'packfmt[convert]'") from error
+    return msgpack
 
-    def number(self, code: str) -> Any:
-        return struct.unpack(code, self.take(struct.calcsize(code)))[0]
 
-    def value(self, depth: int) -> Any:
-        self.left -= 1
-        if depth == 0 or self.left < 0:
-            raise MsgpackError(f"a message of more than {_MAX_VALUES} values or {_MAX_DEPTH} levels")
-        first = self.take(1)[0]
-        if first < 0x80:
-            return first
-        if first >= 0xE0:
-            return first - 256
-        if first < 0x90:
-            return self.map(first & 15, depth)
-        if first < 0xA0:
-            return self.list(first & 15, depth)
-        if first < 0xC0:
-            return self.text(first & 31)
-        return self.wide(first, depth)
+class _Map(list[tuple[Any, Any]]):
+    """The pairs of a map, whose keys need not be hashable."""
 
-    def wide(self, first: int, depth: int) -> Any:
-        """A value whose first byte is its type alone."""
-        if first in _CONSTANTS:
-            return _CONSTANTS[first]
-        if first in _NUMBERS:
-            return self.number(_NUMBERS[first])
-        if first in _BINARIES:
-            return bytes(self.take(self.number(_BINARIES[first])))
-        if first in _TEXTS:
-            return self.text(self.number(_TEXTS[first]))
-        if first in _LISTS:
-            return self.list(self.number(_LISTS[first]), depth)
-        if first in _MAPS:
-            return self.map(self.number(_MAPS[first]), depth)
-        if 0xD4 <= first <= 0xD8:
-            return self.extension(1 << (first - 0xD4))
-        if first in _EXTENSIONS:
-            return self.extension(self.number(_EXTENSIONS[first]))
-        raise MsgpackError(f"byte 0x{first:02x} starts no MessagePack value")
 
-    def text(self, size: int) -> str | bytes:
-        raw = bytes(self.take(size))
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError:
-            return raw
+def _plain(value: Any, depth: int) -> Any:
+    """The value with its texts, maps and arrays in their final form."""
+    if isinstance(value, str):
+        return value if value.isascii() or _is_text(value) else value.encode("utf-8", "surrogateescape")
+    if isinstance(value, (bool, int, float, bytes, Opaque)) or value is None:
+        return value
+    if not isinstance(value, list):
+        return Opaque("msgpack timestamp")
+    if depth == 0:
+        raise MsgpackError(f"a message of more than {_MAX_DEPTH} levels")
+    if not isinstance(value, _Map):
+        return [_plain(entry, depth - 1) for entry in value]
+    values: dict[Any, Any] = {}
+    for key, entry in value:
+        name = _plain(key, depth - 1)
+        if isinstance(name, str | bytes | int):
+            values[name.decode("latin-1") if isinstance(name, bytes) else name] = _plain(entry, depth - 1)
+    return _array(values) or values
 
-    def list(self, count: int, depth: int) -> Any:
-        return [self.value(depth - 1) for _ in range(count)]
 
-    def map(self, count: int, depth: int) -> Any:
-        values: dict[Any, Any] = {}
-        for _ in range(count):
-            key = self.value(depth - 1)
-            value = self.value(depth - 1)
-            if isinstance(key, str | bytes | int):
-                values[key.decode("latin-1") if isinstance(key, bytes) else key] = value
-        return _array(values) or values
-
-    def extension(self, size: int) -> Opaque:
-        kind = self.number(">b")
-        self.take(size)
-        return Opaque(f"msgpack extension {kind}")
+def _is_text(value: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _array(values: dict[Any, Any]) -> Array | Opaque | None:
