@@ -73,7 +73,7 @@ def read_all(pack: str, size: int) -> tuple[Tensor, Tensor]:
 def orders(seed: int) -> dict[str, tuple[str, dict[str, int]]]:
     """The contenders: which pack, and the options of the order."""
     few = {"block_size": BATCH, "window": 4}
-    contenders = {
+    contenders: dict[str, tuple[str, dict[str, int]]] = {
         FULL: ("sorted", {"block_size": 1, "window": 10**9}),
         "8 blocks a sample": ("sorted", {"block_size": 4, "window": 8 * BATCH}),
         "4 blocks a sample": ("sorted", {"block_size": 4, "window": 4 * BATCH}),
@@ -96,7 +96,7 @@ def augmented(images: Tensor, size: int, generator: torch.Generator) -> Tensor:
 def train(sampler: BatchSampler, images: Tensor, labels: Tensor, seed: int, epochs: int, size: int) -> nn.Module:
     """A trained model."""
     torch.manual_seed(seed)
-    model = Net(int(labels.max()) + 1).to(memory_format=torch.channels_last)
+    model = Net(int(labels.max()) + 1).to("cpu", memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(model.parameters(), lr=MOST_LR, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=MOST_LR, total_steps=epochs * len(sampler))
     generator = torch.Generator().manual_seed(seed)

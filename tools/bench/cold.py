@@ -22,6 +22,7 @@ import numpy as np
 
 import packfmt
 from packfmt.sampling import BlockBatchSampler
+from packfmt.sampling.blocksahead import NONE
 from tools.bench.photos import jpegs
 from tools.bench.timing import machine, seconds, verdict
 
@@ -120,7 +121,7 @@ def read_blocks(path: Path, window: int | None, *, ahead: bool = True) -> int:
     """An epoch in block order."""
     with packfmt.open(path) as reader:
         sampler = BlockBatchSampler(reader, BATCH, window=window)
-        done = read_batches(reader, sampler.batches(0), sampler.read_ahead(0) if ahead else repeat(()))
+        done = read_batches(reader, sampler.batches(0), sampler.read_ahead(0) if ahead else repeat(NONE))
         if done != int(reader.lengths(np.arange(len(reader))).sum()):
             raise SystemExit("the epoch did not read every record once")
     return done
@@ -130,7 +131,7 @@ def read_shuffled(path: Path) -> int:
     """An epoch in full random order, batches sorted and asked for ahead."""
     with packfmt.open(path) as reader:
         order = np.random.default_rng(0).permutation(len(reader))
-        return read_batches(reader, (order[i : i + BATCH] for i in range(0, len(order), BATCH)), repeat(()))
+        return read_batches(reader, (order[i : i + BATCH] for i in range(0, len(order), BATCH)), repeat(NONE))
 
 
 def read_plain(path: Path) -> int:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import h5py
 import lmdb
@@ -83,13 +85,17 @@ def vlen(folder: Path, records: list[bytes]) -> dict[str, Reader]:
                 for number, data in enumerate(records):
                     rows[number] = np.frombuffer(data, np.uint8)
         dataset = h5py.File(path, "r")["x"]
-        found[name] = lambda number, dataset=dataset: dataset[number].tobytes()
+        found[name] = partial(_row, dataset)
     return found
+
+
+def _row(dataset: Any, number: int) -> bytes:
+    return bytes(dataset[number].tobytes())
 
 
 def chunked(folder: Path, records: list[bytes]) -> dict[str, Reader]:
     """HDF5 with one array of pixels: contiguous, in chunks of one image and of several, and compressed."""
-    layouts = {
+    layouts: dict[str, dict[str, Any]] = {
         "HDF5 array, contiguous": {},
         "HDF5 array, chunks of 1": {"chunks": (1, SIDE, SIDE, 3)},
         f"HDF5 array, chunks of {CHUNK}": {"chunks": (CHUNK, SIDE, SIDE, 3)},
@@ -103,7 +109,7 @@ def chunked(folder: Path, records: list[bytes]) -> dict[str, Reader]:
             with h5py.File(path, "w") as file:
                 file.create_dataset("x", data=pixels, **options)
         dataset = h5py.File(path, "r")["x"]
-        found[name] = lambda number, dataset=dataset: dataset[number].tobytes()
+        found[name] = partial(_row, dataset)
     return found
 
 
@@ -138,7 +144,7 @@ def everywhere(folder: Path, records: list[bytes]) -> dict[str, Reader]:
 
     return {
         "files": from_file,
-        "LMDB": lambda number: bytes(transaction.get(number.to_bytes(8, "big"))),
+        "LMDB": lambda number: bytes(transaction.get(number.to_bytes(8, "big"), b"")),
         "np.memmap": lambda number: flat[starts[number] : starts[number] + sizes[number]].tobytes(),
         "packfmt, checksums": lambda number: reader.read((number,))[0].tobytes(),
         "packfmt, no checksums": lambda number: unchecked.read((number,))[0].tobytes(),

@@ -21,6 +21,7 @@ from itertools import islice
 import numpy as np
 
 from packfmt.sampling import BlockBatchSampler, BucketBatchSampler, SampleIndex
+from tools.bench.timing import machine
 
 
 def peak_mib() -> float:
@@ -95,6 +96,7 @@ def pickling(batch_size: int, epoch_in: str) -> float:
 
 def report(records: int, batch_size: int) -> None:
     """Print everything."""
+    print(machine())
     print(f"BlockBatchSampler({records:,}, {batch_size}), default block and window")
     for part, name in ((0.0, "first batch"), (0.5, "batch in the middle"), (1.0, "last batch")):
         found = in_new_process(records, batch_size, part)

@@ -68,11 +68,11 @@ def nothing_recorded() -> Iterator[None]:
         yield
 
 
-def epoch(loader: packfmt.Loader) -> torch.Tensor | None:
+def epoch(loader: packfmt.Loader) -> torch.Tensor:
     """One epoch, always the same. Returns the last batch."""
     loader.set_epoch(ALL)
     loader.set_epoch(0)
-    last = None
+    last = torch.empty(0)
     for images, _ in loader:
         last = images
     return last
@@ -145,9 +145,10 @@ def compare(loader: packfmt.Loader, rounds: int) -> dict[str, list[float]]:
     """Epochs with and without recording, in turn."""
     with_it = epoch(loader)
 
-    def without() -> torch.Tensor | None:
+    def without() -> torch.Tensor:
         with nothing_recorded():
-            return epoch(loader)
+            found = epoch(loader)
+        return found
 
     loader.reset_stats()
     if not torch.equal(without(), with_it) or loader.stats() != stats.LoaderStats(threads=loader.dataset.threads):

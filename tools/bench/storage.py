@@ -91,12 +91,13 @@ def make_large(path: Path, count: int) -> None:
     end = layout.HEADER.size + 8 * count
     plan = Layout.plan(end, {name: array.nbytes for name, array in arrays.items()})
     sections = {
-        name: Section(s.offset, s.size, xxhash.xxh3_64_intdigest(arrays[name])) for name, s in plan.sections.items()
+        name: Section(section.offset, section.size, xxhash.xxh3_64_intdigest(arrays[name].data))
+        for name, section in plan.sections.items()
     }
     described = tuple(column for column, _ in columns.values())
     identity = xxhash.xxh3_128()
     for part in layout.content_parts(described):
-        identity.update(arrays[part] if isinstance(part, str) else part)
+        identity.update(arrays[part].data if isinstance(part, str) else part)
     raw = Directory(sections, described, (), {}).encode()
     size = plan.file_size(len(raw))
     directory = Section(plan.directory_offset, len(raw), xxhash.xxh3_64_intdigest(raw))
@@ -135,10 +136,10 @@ def bench_open(folder: Path, count: int) -> None:
     rows = []
     for _ in range(5):
         run = subprocess.run([sys.executable, "-c", PROBE, str(path)], check=True, capture_output=True, text=True)
-        found, data, spent, before, after = run.stdout.split()
+        found, data, *measured = run.stdout.split()
         if int(found) != count or int(data) != count // 2:
             raise SystemExit("the wrong record was read")
-        rows.append((float(spent), int(before) / 1024, int(after) / 1024))
+        rows.append((float(measured[0]), int(measured[1]) / 1024, int(measured[2]) / 1024))
     spent, before, after = (float(np.median([row[i] for row in rows])) for i in range(3))
     print(f"\nopen a pack of {count:,} records ({path.stat().st_size / 1e9:.2f} GB) and read one")
     verdict("seconds", spent, 0.1, at_most=True)
@@ -197,7 +198,7 @@ def bench_read(folder: Path, rounds: int) -> None:
         with env.begin(buffers=True) as txn:
             for batch in batches:
                 for i in batch.tolist():
-                    record_checksum(txn.get(i.to_bytes(8, "big")), i)
+                    record_checksum(txn.get(i.to_bytes(8, "big"), b""), i)
 
     def pread_batches() -> None:
         for batch in batches:
@@ -209,8 +210,8 @@ def bench_read(folder: Path, rounds: int) -> None:
                 os.pread(descriptor, lengths[i], offsets[i])
 
     expected = [images[int(i) % len(images)] for i in order[:64]]
-    with env.begin(buffers=True) as txn:
-        found = [bytes(txn.get(int(i).to_bytes(8, "big"))) for i in order[:64]]
+    with env.begin(buffers=True) as views:
+        found = [bytes(views.get(int(i).to_bytes(8, "big"), b"")) for i in order[:64]]
         same = [bytes(v) for v in reader.read(order[:64])] == expected == found
     if not same or os.pread(descriptor, lengths[3], offsets[3]) != images[3]:
         raise SystemExit("the contenders do not read the same bytes")

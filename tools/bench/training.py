@@ -194,7 +194,7 @@ class ByHand(Bare):
             pixels = simplejpeg.decode_jpeg(record, buffer=self.own.memory)
             crop = torch.from_numpy(np.ascontiguousarray(pixels[y0:y1, x0:x1]).transpose(2, 0, 1)[None])
             place = torch.from_numpy(out)
-            torch._C._nn._upsample_bilinear2d_aa(
+            torch._C._nn._upsample_bilinear2d_aa(  # type: ignore[call-arg] # its stub lacks out=
                 crop, [SIZE, SIZE], False, None, None, out=place.permute(2, 0, 1)[None]
             )
             if flip:
