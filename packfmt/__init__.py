@@ -43,6 +43,7 @@ _EXPORTS = {
     "SourceError": "errors",
     "UnpackReport": "unpacking",
     "VerifyReport": "checking",
+    "VerticalFlip": "images.geometry",
     "Writer": "storage",
     "convert": "converting",
     "create": "storage",

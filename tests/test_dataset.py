@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from images import jpeg, oriented_jpeg, picture, pillow_pixels, png, saved
+from images import jpeg, oriented_jpeg, picture, pillow_pixels, png, real_images, saved
 from PIL import Image
 from training_packs import (
     CROP,
@@ -205,6 +205,69 @@ def test_crop_and_flip_are_decode_crop_resize_flip(pack: str) -> None:
             assert np.abs(images[index] - (expected[:, ::-1] if flip else expected)).max() <= 1
     assert FLIP.flips(keys).any()
     assert not FLIP.flips(keys).all()
+
+
+def test_flips_of_both_kinds(pack: str) -> None:
+    plain, _ = ImageDataset(pack, crop=CROP)[3]
+    down, across = packfmt.VerticalFlip(1), packfmt.HorizontalFlip(1)
+    for flips, axes in (((down,), (1,)), ((across, down), (1, 2))):
+        flipped, _ = ImageDataset(pack, crop=CROP, flip=flips)[3]
+        assert torch.equal(flipped, plain.flip(axes))
+    alone, _ = ImageDataset(pack, flip=packfmt.VerticalFlip(1))[3]
+    assert torch.equal(alone, ImageDataset(pack)[3][0].flip(1))
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_the_crop_says_how_to_resize(pack: str, interpolation: Any) -> None:
+    crops = [
+        packfmt.RandomResizedCrop(16, (1, 1), (1.2, 1.2), interpolation=interpolation),
+        packfmt.Resize(16, interpolation=interpolation),
+        packfmt.CenterCrop(16, resize=18, interpolation=interpolation),
+    ]
+    source = pillow_pixels(jpeg(20, 24))
+    for crop in crops:
+        image, _ = ImageDataset(pack, crop=crop, output="numpy")[0]
+        box = crop.boxes([20], [24], sample_keys(0, 0, [0]))[0].tolist()
+        expected = Image.fromarray(source).resize((16, 16), Image.Resampling[interpolation.upper()], box)
+        assert np.abs(image.astype(int) - np.asarray(expected)).max() <= 2
+
+
+def test_the_centre_of_photographs_is_that_of_the_resized_one(tmp_path: Path) -> None:
+    """Of every shape: enlarged, very long, very high. torchvision's ImageNet recipe is the reference."""
+    paths = sorted((real_images() / "clothing" / "validation").rglob("*.jpg"))[::60]
+    photos = [pillow_pixels(path.read_bytes()) for path in paths]
+    photos += [photos[0][:100, :90], photos[1][:, :50], photos[2][100:140], photos[2][100:107]]
+    path = packed(tmp_path, *(saved(photo, "PNG") for photo in photos), label=0)
+    shown, _ = ImageDataset(path, crop=packfmt.CenterCrop(224, resize=256), output="numpy")[:]
+    for photo, image in zip(photos, shown, strict=True):
+        height, width = photo.shape[:2]
+        short = min(height, width)
+        whole = int(256 * width / short), int(256 * height / short)
+        left, top = (round((side - 224) / 2.0) for side in whole)
+        resized = Image.fromarray(photo).resize(whole, Image.Resampling.BILINEAR)
+        expected = np.asarray(resized.crop((left, top, left + 224, top + 224))).astype(int)
+        assert np.abs(image - expected).max() <= 1
+
+
+def test_the_shorter_side_alone_leaves_images_of_several_sizes(pack: str) -> None:
+    options = {"crop": packfmt.Resize(shorter=16), "flip": packfmt.VerticalFlip(1), "fields": "boxes"}
+    ds = ImageDataset(pack, output="numpy", **options)
+    for index in range(3):
+        image, boxes = ds[index]
+        source = Image.fromarray(pillow_pixels(jpeg(20 + index, 24 + index, seed=index)))
+        expected = np.asarray(source.resize((int(16 * (24 + index) / (20 + index)), 16), Image.Resampling.BILINEAR))
+        assert np.abs(image - expected[::-1].astype(int)).max() <= 1
+    assert np.allclose(boxes[0], [0, 0, image.shape[1] / 2, 16], atol=1e-4)
+    tensors = ImageDataset(pack, crop=packfmt.Resize(shorter=16))
+    images, _ = next(iter(packfmt.Loader(tensors, 8, shuffle=False, collate="pad")))
+    assert images.shape == (8, 3, 16, max(int(16 * (24 + i % 7) / (20 + i % 5)) for i in range(8)))
+    with pytest.raises(ValueError, match="differing shapes"):
+        tensors[[0, 4]]
+
+
+def test_the_shorter_side_of_images_alike_makes_one_array(tmp_path: Path) -> None:
+    ds = ImageDataset(make_pack(tmp_path, 4, same_size=True), crop=packfmt.Resize(shorter=10))
+    assert ds[:][0].shape == (4, 3, 12, 10)
 
 
 def test_formats_that_pillow_decodes(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ class TestBatch:
             (slots(1).astype(np.float32), {}),
             (slots(1)[0], {}),
             (slots(1, width=80)[:, :, ::2], {}),
-            (slots(1), {"boxes": np.zeros((1, 4))}),
+            (slots(1), {"boxes": np.zeros((1, 4), bool)}),
             (slots(1), {"boxes": np.zeros((2, 4), int)}),
             (slots(1), {"flips": np.zeros(1, int)}),
             (slots(1), {"flips": np.zeros(2, bool)}),

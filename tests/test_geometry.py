@@ -20,6 +20,8 @@ from packfmt.images.geometry import (
     RandomCrop,
     RandomResizedCrop,
     Resize,
+    VerticalFlip,
+    choose_flips,
 )
 from packfmt.randomness import sample_keys, uniform
 
@@ -33,7 +35,9 @@ ALL = [
     CenterCrop(224, resize=256),
     CenterCrop((100, 224), resize=224),
     CenterCrop(1, resize=999),
+    CenterCrop(224, resize=256, interpolation="bicubic"),
     Resize(224),
+    Resize(shorter=256, max_size=300),
 ]
 SIDES = st.one_of(st.integers(1, 40), st.integers(1, 65_535))
 IMAGES = st.lists(st.tuples(SIDES, SIDES, st.integers(0, 10**9)), max_size=20)
@@ -104,7 +108,8 @@ class TestEveryCrop:
         heights, widths, keys = arrays(images)
         boxes = crop.boxes(heights, widths, keys)
         x0, y0, x1, y1 = boxes.T
-        assert boxes.dtype == np.int64
+        fractional = getattr(crop, "resize", None) is not None
+        assert boxes.dtype == (np.float64 if fractional else np.int64)
         assert boxes.shape == (len(images), 4)
         assert ((x0 >= 0) & (x0 < x1) & (x1 <= widths)).all()
         assert ((y0 >= 0) & (y0 < y1) & (y1 <= heights)).all()
@@ -280,14 +285,18 @@ class TestCenterCrop:
             box.append([first * side / resized[side], (first + 224) * side / resized[side]])
         exact = np.array(box).T.ravel()
         got = CenterCrop(224, resize=256).boxes([height], [width])[0]
-        assert np.abs(got - exact).max() <= (0.5 if short > 1 else 1)
+        assert np.abs(got - exact).max() <= 1e-9 * long
 
     @pytest.mark.parametrize(
         ("height", "width", "box"),
-        [(256, 256, [16, 16, 240, 240]), (375, 500, [85, 23, 413, 352]), (512, 1024, [288, 32, 736, 480])],
+        [(256, 256, [16, 16, 240, 240]), (512, 1024, [288, 32, 736, 480])],
     )
     def test_known_boxes(self, height, width, box):
         assert CenterCrop(224, resize=256).boxes([height], [width]).tolist() == [box]
+
+    def test_a_height_and_a_width_that_are_not_one_argument(self):
+        with pytest.raises(TypeError, match=r"resize is given by name; .* one argument: CenterCrop\(\(224, 192\)\)"):
+            CenterCrop(224, 192)
 
     @pytest.mark.parametrize("resize", [223, 0, 256.0])
     def test_unusable_resize(self, resize):
@@ -295,8 +304,68 @@ class TestCenterCrop:
             CenterCrop((100, 224), resize=resize)
 
 
-def test_resize_shows_the_whole_image():
-    assert Resize((2, 3)).boxes([5, 1], [7, 1], sample_keys(0, 0, [0, 1])).tolist() == [[0, 0, 7, 5], [0, 0, 1, 1]]
+class TestResize:
+    @pytest.mark.parametrize("resize", [Resize((2, 3)), Resize(shorter=2)], ids=repr)
+    def test_shows_the_whole_image(self, resize):
+        assert resize.boxes([5, 1], [7, 1], sample_keys(0, 0, [0, 1])).tolist() == [[0, 0, 7, 5], [0, 0, 1, 1]]
+
+    def test_one_size_for_all(self):
+        assert Resize((2, 3)).sizes([5, 1], [7, 1]).tolist() == [[2, 3], [2, 3]]
+
+    @given(height=st.integers(1, 9999), width=st.integers(1, 9999), most=st.none() | st.integers(256, 2000))
+    def test_the_shorter_side_as_torchvision(self, height, width, most):
+        short, long = min(height, width), max(height, width)
+        new_short, new_long = 256, int(256 * long / short)
+        if most is not None and new_long > most:
+            new_short, new_long = max(int(most * new_short / new_long), 1), most
+        expected = [new_short, new_long] if height <= width else [new_long, new_short]
+        assert Resize(shorter=256, max_size=most).sizes([height], [width]).tolist() == [expected]
+
+    @pytest.mark.parametrize(
+        "options",
+        [{"size": 9, "shorter": 9}, {"shorter": 0}, {"size": 9, "max_size": 9}, {"shorter": 9, "max_size": 8}],
+    )
+    def test_unusable_options(self, options):
+        with pytest.raises(ValueError, match=r"Resize: .*(size|shorter)"):
+            Resize(**options)
+
+
+@pytest.mark.parametrize("make", [RandomResizedCrop, RandomCrop, Resize])
+def test_a_height_and_a_width_that_are_not_one_argument(make):
+    with pytest.raises(TypeError, match=rf"one argument: {make.__name__}\(\(224, 192\)\)"):
+        make(224, 192)
+
+
+@pytest.mark.parametrize("make", [RandomResizedCrop, CenterCrop, Resize])
+def test_an_interpolation_that_there_is_not(make):
+    assert make(9, interpolation="bicubic").interpolation == "bicubic"
+    with pytest.raises(ValueError, match=f"{make.__name__}: interpolation must be 'bilinear' or 'bicubic', got 3"):
+        make(9, interpolation=3)
+
+
+class TestVerticalFlip:
+    def test_golden_flips(self):
+        """A change here changes every user's training run: never edit the numbers."""
+        flips = VerticalFlip().flips(sample_keys(0, 0, range(12)))
+        assert "".join("01"[int(flip)] for flip in flips) == "110010000111"
+
+    def test_is_independent_of_the_horizontal_one(self):
+        keys = sample_keys(8, 0, np.arange(20_000))
+        codes = choose_flips((HorizontalFlip(), VerticalFlip(0.25)), keys)
+        assert codes.dtype == np.uint8
+        shares = np.bincount(codes, minlength=4) / len(keys)
+        assert np.abs(shares - [0.375, 0.375, 0.125, 0.125]).max() < 0.02
+
+    def test_chosen_alone_and_together(self):
+        keys = sample_keys(8, 0, np.arange(50))
+        across, down = HorizontalFlip().flips(keys), VerticalFlip().flips(keys)
+        assert np.array_equal(choose_flips((HorizontalFlip(),), keys), across)
+        assert np.array_equal(choose_flips((VerticalFlip(),), keys), 2 * down)
+        assert np.array_equal(choose_flips((HorizontalFlip(), VerticalFlip()), keys), across + 2 * down)
+        assert choose_flips((), keys) is None
+
+    def test_pickles(self):
+        assert pickle.loads(pickle.dumps(VerticalFlip(0.25))) == VerticalFlip(0.25) != HorizontalFlip(0.25)
 
 
 class TestHorizontalFlip:
@@ -339,6 +408,10 @@ class TestCropBoxes:
         assert keep.tolist() == [True, True, True]
         flipped, _ = crop_boxes(boxes, crop, (80, 20), True)
         assert flipped.tolist() == [[10, 0, 20, 40], [0, 0, 20, 80], [18, 4, 19, 8]]
+
+    def test_follows_either_flip(self):
+        flips = [crop_boxes([[1, 2, 3, 7]], (0, 0, 10, 20), (20, 10), code)[0][0].tolist() for code in range(4)]
+        assert flips == [[1, 2, 3, 7], [7, 2, 9, 7], [1, 13, 3, 18], [7, 13, 9, 18]]
 
     def test_boxes_without_area_are_not_kept(self):
         nan = math.nan

@@ -3,37 +3,116 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from images import picture
 from PIL import Image
 
+from packfmt.images import pillow
+from packfmt.images.geometry import CenterCrop
 from packfmt.training import resize as module
-from packfmt.training.resize import mirrored, resize
+from packfmt.training.resize import flipped, resize, resizer
 
 
 @pytest.mark.parametrize(
     ("shape", "size"), [((48, 40), (16, 16)), ((7, 9), (31, 20)), ((64, 64), (64, 20)), ((1, 1), (5, 4))]
 )
 @pytest.mark.parametrize("channels", [3, 1])
-def test_equals_pillow_antialiased_bilinear(shape: tuple[int, int], size: tuple[int, int], channels: int) -> None:
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("make", [resizer, pillow.resizer], ids=["torch", "pillow"])
+def test_equals_pillow_antialiased(
+    make: Any, interpolation: Any, shape: tuple[int, int], size: tuple[int, int], channels: int
+) -> None:
     source = picture(*shape, channels=channels)
     out = np.empty((*size, channels), np.uint8)
-    resize(source, out, False)
-    image = Image.fromarray(source if channels == 3 else source[..., 0])
-    expected = np.asarray(image.resize(size[::-1], Image.Resampling.BILINEAR)).reshape(out.shape)
+    make(interpolation)(source, out, False)
+    expected = resized(source, size, interpolation)
     assert np.abs(out.astype(int) - expected).max() <= 1
 
 
-def test_mirrors_what_it_resized() -> None:
+@pytest.mark.parametrize("make", [resizer, pillow.resizer], ids=["torch", "pillow"])
+def test_an_interpolation_that_there_is_not(make: Any) -> None:
+    with pytest.raises(ValueError, match="interpolation 'nearest' is not 'bilinear' or 'bicubic'"):
+        make("nearest")
+
+
+def resized(source: Any, size: tuple[int, int], interpolation: str) -> Any:
+    """Pillow's."""
+    image = Image.fromarray(source if source.shape[2] == 3 else source[..., 0])
+    return np.asarray(image.resize(size[::-1], Image.Resampling[interpolation.upper()])).reshape(*size, -1)
+
+
+@pytest.mark.parametrize("make", [resizer, pillow.resizer], ids=["torch", "pillow"])
+@given(
+    shape=st.tuples(st.integers(1, 90), st.integers(1, 90)),
+    size=st.tuples(st.integers(4, 24), st.integers(4, 24)),
+    more=st.integers(0, 20),
+    interpolation=st.sampled_from(["bilinear", "bicubic"]),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_centre_is_that_of_the_resized_image(
+    make: Any, shape: tuple[int, int], size: tuple[int, int], more: int, interpolation: Any, seed: int
+) -> None:
+    """Of noise, where a pixel's share in another shows most: as torchvision's Resize and CenterCrop on PIL images."""
+    source = np.random.default_rng(seed).integers(0, 256, (*shape, 3), np.uint8)
+    shorter = max(size) + more
+    short = min(shape)
+    whole = tuple(int(shorter * side / short) for side in shape)
+    top, left = (round((side - shown) / 2.0) for side, shown in zip(whole, size, strict=True))
+    expected = resized(source, whole, interpolation)[top : top + size[0], left : left + size[1]]
+    out = np.empty((*size, 3), np.uint8)
+    (box,) = CenterCrop(size, resize=shorter).boxes([shape[0]], [shape[1]]).tolist()
+    make(interpolation)(source, out, 0, box)
+    error = np.abs(out.astype(int) - expected)
+    if interpolation == "bilinear":
+        assert error.max() <= 1
+    else:  # overshoots of noise are cut off after each pass, and Pillow begins with either
+        assert np.sqrt((error**2).mean()) < 4
+
+
+@pytest.mark.parametrize("box", [(0.3, 2.5, 30.2, 40.0), (0.0, 0.0, 40.0, 48.0), (10.0, 3.75, 11.5, 4.25)])
+def test_any_box_is_what_pillow_makes_of_it(box: tuple[float, ...]) -> None:
     source = picture()
-    plain, flipped = np.empty((2, 16, 12, 3), np.uint8)
-    resize(source, plain, False)
-    resize(source, flipped, True)
-    assert np.array_equal(flipped, plain[:, ::-1])
+    expected = np.asarray(Image.fromarray(source).resize((9, 11), Image.Resampling.BILINEAR, box))
+    for function in (resize, pillow.resize):
+        out = np.empty((11, 9, 3), np.uint8)
+        function(source, out, 0, box)
+        assert np.abs(out.astype(int) - expected).max() <= 1
+
+
+def test_a_long_image_is_not_resized_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[int]] = []
+    kernel = module._kernels["bilinear"]
+
+    def note(source: Any, size: list[int], *further: Any, out: Any) -> None:
+        asked.append(size)
+        kernel(source, size, *further, out=out)
+
+    monkeypatch.setitem(module._kernels, "bilinear", note)
+    out = np.empty((24, 24, 3), np.uint8)
+    for width in (60, 6000):
+        (box,) = CenterCrop(24, resize=26).boxes([40], [width]).tolist()
+        resize(picture(40, width), out, 0, box)
+    assert asked == [[26, 39]]
+
+
+@pytest.mark.parametrize("function", [resize, pillow.resize], ids=["torch", "pillow"])
+@pytest.mark.parametrize("size", [(16, 12), (48, 40)])
+def test_flips(function: Any, size: tuple[int, int]) -> None:
+    source = picture()
+    plain, across, down, both = np.empty((4, *size, 3), np.uint8)
+    for code, out in enumerate((plain, across, down, both)):
+        function(source, out, code)
+    assert np.array_equal(across, plain[:, ::-1])
+    assert np.array_equal(down, plain[::-1])
+    assert np.array_equal(both, plain[::-1, ::-1])
 
 
 def test_a_crop_of_the_right_size_is_copied() -> None:
@@ -77,19 +156,19 @@ def test_a_torch_without_the_kernel_resizes_all_the_same(monkeypatch: pytest.Mon
     with_kernel, without = np.empty((2, 16, 12, 3), np.uint8)
     resize(source, with_kernel, False)
     monkeypatch.setattr(torch._C, "_nn", object())
-    found = module._find_kernel()
+    found: Any = module._find_kernel("bilinear")
     monkeypatch.undo()
-    assert found is module._interpolate
-    monkeypatch.setattr(module, "_kernel", found)
+    assert found.func is module._interpolate
+    monkeypatch.setitem(module._kernels, "bilinear", found)
     resize(source, without, False)
     assert np.array_equal(with_kernel, without)
 
 
-def test_mirrored_is_new_memory() -> None:
+def test_flipped_is_new_memory() -> None:
     source = picture()
-    flipped = mirrored(source)
-    assert np.array_equal(flipped, source[:, ::-1])
-    assert not np.may_share_memory(flipped, source)
+    turned = flipped(source, 3)
+    assert np.array_equal(turned, source[::-1, ::-1])
+    assert not np.may_share_memory(turned, source)
 
 
 def test_no_team_of_threads_is_started_for_one_image() -> None:
@@ -104,7 +183,7 @@ def test_no_team_of_threads_is_started_for_one_image() -> None:
         torch.set_num_threads(3)
         before = count()
         resize(source[10:350, 20:390], out, True)
-        mirrored(out)
+        flipped(out, 1)
         grown.append(count() - before)
 
     setting = torch.get_num_threads()

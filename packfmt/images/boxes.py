@@ -21,7 +21,8 @@ def crop_boxes(
         boxes: (M, 4) numbers (x0, y0, x1, y1), source pixels.
         crop_box: (4,), or (M, 4) for one each: a row of ``Crop.boxes``.
         size: the crop's output (height, width).
-        flip: bool, or (M,): whether the image was flipped after the crop.
+        flip: bool or code, or (M,): how the image was flipped after the crop. 1 (True) swapped left and right, 2 top
+            and bottom, 3 both.
 
     Returns:
         (M, 4) float32, boxes in output pixels, and (M,) bool, False where no area is left (or a coordinate is NaN).
@@ -32,7 +33,7 @@ def crop_boxes(
     source = np.asarray(boxes, dtype=np.float64)
     if source.size == 0:
         source = source.reshape(0, 4)  # an empty list has no second axis
-    crop, mirror = np.asarray(crop_box, dtype=np.float64), np.asarray(flip, dtype=np.bool_)
+    crop, mirror = np.asarray(crop_box, dtype=np.float64), np.asarray(flip, dtype=np.uint8)
     if source.shape[1:] != (4,) or crop.shape not in ((4,), source.shape) or mirror.shape not in ((), source.shape[:1]):
         shapes = f"{source.shape}, {crop.shape} and {mirror.shape}"
         raise ValueError(f"boxes must have shape (M, 4), crop_box (4,) or (M, 4), flip () or (M,); got {shapes}")
@@ -41,6 +42,8 @@ def crop_boxes(
         raise ValueError(f"crop_box must have x1 > x0 and y1 > y0, got {crop.tolist()}")
     corners = np.clip(source.reshape(-1, 2, 2), start, stop)
     corners = (corners - start) * np.array(size[::-1]) / (stop - start)
-    corners[..., 0] = np.where(mirror[..., None], size[1] - corners[:, ::-1, 0], corners[..., 0])
+    for axis, code, length in ((0, 1, size[1]), (1, 2, size[0])):
+        swapped = (mirror & code != 0)[..., None]
+        corners[..., axis] = np.where(swapped, length - corners[:, ::-1, axis], corners[..., axis])
     moved = corners.reshape(-1, 4).astype(np.float32)
     return moved, (moved[:, 2] > moved[:, 0]) & (moved[:, 3] > moved[:, 1])

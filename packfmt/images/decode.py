@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from packfmt.errors import DecodeError
 from packfmt.images import libjpeg, pillow
 from packfmt.images.exif import oriented
+from packfmt.images.geometry import Interpolation
 from packfmt.images.info import MAX_PIXELS
 from packfmt.images.sniff import Buffer, as_bytes_like, sniff
 
@@ -20,8 +21,7 @@ __all__ = ["Decoder", "Failure", "Resize", "decode", "decode_into"]
 
 Pixels: TypeAlias = "NDArray[np.uint8]"
 Failure: TypeAlias = "tuple[int, str]"
-Resize: TypeAlias = Callable[[Pixels, Pixels, bool], None]
-Box: TypeAlias = "Sequence[int]"
+Box: TypeAlias = "Sequence[int] | Sequence[float]"
 
 _KEEP_BYTES = 64 << 20  # of scratch memory per thread; larger images get memory of their own
 _CHANNELS = {"RGB": 3, "L": 1}
@@ -29,6 +29,13 @@ _UPRIGHT = (0, 1)
 _JPEG = b"\xff\xd8\xff"
 
 _thread = threading.local()
+
+
+class Resize(Protocol):
+    """Fills ``out`` (H, W, C) with ``crop`` (h, w, C), resized if the sizes differ, then flipped."""
+
+    def __call__(self, crop: Pixels, out: Pixels, flip: int, box: Box | None = None, /) -> None:
+        """See ``Decoder``. ``box`` is given for a fractional box only."""
 
 
 class Records(Protocol):
@@ -53,8 +60,9 @@ class Decoder:
         fast: quicker chroma upsampling and DCT for JPEG: about a tenth faster, a few levels off.
         max_pixels: larger images are refused before memory is taken for them.
         resize: ``resize(crop, out, flip)`` fills ``out`` (H, W, C) with ``crop`` (h, w, C), resized if the sizes differ
-            and mirrored if ``flip``; ``crop`` has positive strides and may be ``out`` itself. Default: Pillow's
-            antialiased bilinear.
+            and flipped (1 swaps left and right, 2 top and bottom); ``crop`` has positive strides and may be ``out``
+            itself. For a fractional box it is ``resize(pixels, out, flip, box)``, which shows the box as it looks in
+            the resized whole. Default: Pillow's antialiased bilinear.
 
     Raises:
         ValueError: an unknown mode or orientation policy, or no pixels allowed.
@@ -80,7 +88,8 @@ class Decoder:
 
         Args:
             data: the whole file.
-            box: (x0, y0, x1, y1) in source pixels, the last two exclusive; None for the whole image.
+            box: (x0, y0, x1, y1) in source pixels; None for the whole image. Integers cut the image, the last two
+                exclusive, and then resize. Floats resize the image and then cut: edges may lie inside of pixels.
             size: (height, width) to resize to; None to keep the box's own.
 
         Returns:
@@ -88,17 +97,24 @@ class Decoder:
 
         Raises:
             DecodeError: the bytes are no image that can be decoded whole, or the box lies outside of it.
+            ValueError: a box of floats, and no size.
         """
+        if box is not None and any(isinstance(edge, (float, np.floating)) for edge in box):
+            if size is None:
+                raise ValueError(f"the box {tuple(box)} is of floats: give size=(height, width), or integers")
+            box = tuple(map(float, box))
         data = as_bytes_like(data)
         tag = self._tag(data)
         whole = size is None and box is None
         pixels = self._pixels(data, _new_room) if whole else self._scratch_pixels(data)
-        crop = _cut(oriented(pixels, tag), box)
-        if whole and tag in _UPRIGHT and crop.flags.writeable:
-            return crop
-        height, width = crop.shape[:2] if size is None else size
-        out = np.empty((height, width, _CHANNELS[self.mode]), np.uint8)
-        self.resize(crop if tag in _UPRIGHT else np.ascontiguousarray(crop), out, False)
+        if whole and tag in _UPRIGHT and pixels.flags.writeable:
+            return pixels
+        crop = oriented(pixels, tag)
+        if size is None:
+            crop = _cut(crop, box)
+            size, box = (crop.shape[0], crop.shape[1]), None
+        out = np.empty((*size, _CHANNELS[self.mode]), np.uint8)
+        self._show(crop, tag, box, out, 0)
         return out
 
     def decode_into(
@@ -106,21 +122,23 @@ class Decoder:
         records: Records,
         out: Pixels,
         *,
-        boxes: NDArray[np.integer] | None = None,
-        flips: NDArray[np.bool_] | None = None,
+        boxes: NDArray[np.integer] | NDArray[np.floating] | None = None,
+        flips: NDArray[np.bool_] | NDArray[np.uint8] | None = None,
         orientations: NDArray[np.integer] | None = None,
     ) -> list[Failure]:
         """Decode a chunk of images into the slots of a batch.
 
-        Crop, then resize, then flip, as torchvision does it on PIL images. Most of the time is spent outside the
-        interpreter lock. May be called from many threads at once, with different ``out``.
+        Crop, then resize, then flip, as torchvision does it on PIL images; boxes of floats resize before they crop.
+        Most of the time is spent outside the interpreter lock. May be called from many threads at once, with different
+        ``out``.
 
         Args:
             records: N whole files, in a list or in whatever has a length and gives them one by one.
             out: (N, H, W, C) uint8, each slot C-contiguous; C is 3, or 1 for mode "L".
-            boxes: (N, 4) integer crops (x0, y0, x1, y1) in source pixels; each is resized to the slot. Without, an
-                image must have the slot's size: nothing is ever resized unasked.
-            flips: (N,) bool, whether to mirror left to right.
+            boxes: (N, 4) crops (x0, y0, x1, y1) in source pixels, integers or floats as for ``decode``; each is resized
+                to the slot. Without, an image must have the slot's size: nothing is ever resized unasked.
+            flips: (N,) bool, whether to swap left and right; or uint8, to which 1 stands for that and 2 for top and
+                bottom.
             orientations: (N,) EXIF tags from an index, so that "apply" need not look for them in the files.
 
         Returns:
@@ -137,11 +155,11 @@ class Decoder:
         failures: list[Failure] = []
         for position, data in enumerate(records):
             slot = out[position]
-            flip = mirrored is not None and mirrored[position]
+            flip = 0 if mirrored is None else mirrored[position]
             try:
                 if corners is None and upright and self._straight(data, slot):
                     if flip:
-                        self.resize(slot, slot, True)
+                        self.resize(slot, slot, flip)
                     continue
                 self._fill(
                     as_bytes_like(data),
@@ -163,7 +181,7 @@ class Decoder:
         pixels = libjpeg.decode_at_once(data, self.mode, slot, fast=self.fast, max_pixels=self.max_pixels)
         return pixels is not None and pixels.shape == slot.shape
 
-    def _fill(self, data: bytes | memoryview, slot: Pixels, box: Box | None, flip: bool, tag: int | None) -> None:
+    def _fill(self, data: bytes | memoryview, slot: Pixels, box: Box | None, flip: int, tag: int | None) -> None:
         if tag is None:
             tag = self._tag(data)
         crop = oriented(self._scratch_pixels(data), tag)
@@ -172,8 +190,17 @@ class Decoder:
                 f"the image has {crop.shape[1]}x{crop.shape[0]} pixels and its place {slot.shape[1]}x{slot.shape[0]}; "
                 "choose a crop or resize to bring images of different sizes into one batch"
             )
-        crop = _cut(crop, box)
-        self.resize(crop if tag in _UPRIGHT else np.ascontiguousarray(crop), slot, flip)
+        self._show(crop, tag, box, slot, flip)
+
+    def _show(self, pixels: Pixels, tag: int, box: Box | None, out: Pixels, flip: int) -> None:
+        """Fill ``out`` with the box of pixels that were turned by ``tag``."""
+        crop = _cut(pixels, box)
+        if tag not in _UPRIGHT:
+            crop = np.ascontiguousarray(crop)
+        if box is None or not isinstance(box[0], float):
+            self.resize(crop, out, flip)
+        else:
+            self.resize(crop, out, flip, box)
 
     def _tag(self, data: bytes | memoryview) -> int:
         return sniff(data, max_pixels=self.max_pixels).orientation if self.orientation == "apply" else 0
@@ -217,13 +244,17 @@ def decode(
     partial: bool = False,
     fast: bool = False,
     max_pixels: int = MAX_PIXELS,
+    interpolation: Interpolation = "bilinear",
 ) -> Pixels:
     """Decode one image: ``Decoder(...).decode(data, box=box, size=size)``, see there.
+
+    Resizing is antialiased; ``interpolation`` is "bilinear" or "bicubic".
 
     Raises:
         DecodeError: the bytes are no image that can be decoded whole, or the box lies outside of it.
     """
-    decoder = Decoder(mode, orientation, partial, fast, max_pixels)
+    resize = pillow.resizer(interpolation)
+    decoder = Decoder(mode, orientation, partial, fast, max_pixels, resize)
     return decoder.decode(data, box=box, size=size)
 
 
@@ -254,6 +285,7 @@ def _at_odd_address(size: int) -> Pixels:
 
 
 def _cut(pixels: Pixels, box: Box | None) -> Pixels:
+    """The pixels in a box of integers; all for one of floats."""
     if box is None:
         return pixels
     x0, y0, x1, y1 = box
@@ -262,24 +294,24 @@ def _cut(pixels: Pixels, box: Box | None) -> Pixels:
         raise DecodeError(
             f"the box ({x0}, {y0}, {x1}, {y1}) is empty or leaves the image of {width}x{height} pixels"
         )
-    return pixels[y0:y1, x0:x1]
+    return pixels if isinstance(x0, float) else pixels[y0:y1, x0:x1]
 
 
 def _check(
     count: int,
     out: Pixels,
     channels: int,
-    boxes: NDArray[np.integer] | None,
-    flips: NDArray[np.bool_] | None,
+    boxes: NDArray[np.integer] | NDArray[np.floating] | None,
+    flips: NDArray[np.bool_] | NDArray[np.uint8] | None,
     orientations: NDArray[np.integer] | None,
 ) -> None:
     if out.ndim != 4 or len(out) != count or out.shape[3] != channels or out.dtype != np.uint8:
         raise ValueError(f"out is {out.dtype} {out.shape}; needed is uint8 ({count}, H, W, {channels})")
     if count and not (out[0].flags.c_contiguous and out.flags.writeable):
         raise ValueError("out must be writable and each of its slots C-contiguous")
-    if boxes is not None and (boxes.shape != (count, 4) or boxes.dtype.kind not in "iu"):
-        raise ValueError(f"boxes is {boxes.dtype} {boxes.shape}; needed is an integer array ({count}, 4)")
-    if flips is not None and (flips.shape != (count,) or flips.dtype.kind != "b"):
-        raise ValueError(f"flips is {flips.dtype} {flips.shape}; needed is a bool array ({count},)")
+    if boxes is not None and (boxes.shape != (count, 4) or boxes.dtype.kind not in "iuf"):
+        raise ValueError(f"boxes is {boxes.dtype} {boxes.shape}; needed is an integer or float array ({count}, 4)")
+    if flips is not None and (flips.shape != (count,) or flips.dtype not in (np.bool_, np.uint8)):
+        raise ValueError(f"flips is {flips.dtype} {flips.shape}; needed is a bool or uint8 array ({count},)")
     if orientations is not None and (orientations.shape != (count,) or orientations.dtype.kind not in "iu"):
         raise ValueError(f"orientations is {orientations.dtype} {orientations.shape}; needed are integers ({count},)")

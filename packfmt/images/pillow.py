@@ -7,6 +7,9 @@ Pillow's process-wide pixel limit and its warning are not in play: the caller ch
 from __future__ import annotations
 
 import io
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,9 +24,10 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from packfmt.errors import DecodeError
 from packfmt.images import info
+from packfmt.images.geometry import Interpolation
 from packfmt.images.info import DEEP, FORMATS, ImageInfo
 
-__all__ = ["encode_png", "from_cmyk", "read", "resize", "to_pil"]
+__all__ = ["encode_png", "from_cmyk", "read", "resize", "resizer", "to_pil"]
 
 _PLUGINS: dict[int, type[ImageFile.ImageFile]] = {
     info.JPEG: JpegImageFile,
@@ -33,6 +37,9 @@ _PLUGINS: dict[int, type[ImageFile.ImageFile]] = {
     info.BMP: BmpImageFile,
     info.TIFF: TiffImageFile,
 }
+
+_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+_SUPPORT = 2  # pixels of the larger scale that the wider of the filters reaches to either side
 
 # Pillow clips the other modes (I, F, I;16) to white when it converts them.
 _MODES = frozenset(("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB"))
@@ -90,27 +97,66 @@ def from_cmyk(pixels: NDArray[np.uint8], mode: str) -> NDArray[np.uint8]:
     return converted.reshape(height, width, -1)
 
 
-def resize(crop: NDArray[np.uint8], out: NDArray[np.uint8], flip: bool) -> None:
-    """Fill ``out`` with ``crop``, resized where the sizes differ and mirrored left to right where asked.
+def resizer(interpolation: Interpolation) -> Callable[..., None]:
+    """``resize`` with this interpolation. Pickles.
 
-    Antialiased bilinear, as torchvision's resize of a PIL image. Releases the interpreter lock while it resizes.
+    Raises:
+        ValueError: there is none of this name.
+    """
+    if interpolation not in _FILTERS:
+        raise ValueError(f"interpolation {interpolation!r} is not {' or '.join(map(repr, _FILTERS))}")
+    return partial(resize, interpolation=interpolation)
+
+
+def resize(
+    crop: NDArray[np.uint8],
+    out: NDArray[np.uint8],
+    flip: int,
+    box: Sequence[float] | None = None,
+    *,
+    interpolation: Interpolation = "bilinear",
+) -> None:
+    """Fill ``out`` with ``crop``, resized where the sizes differ and mirrored where asked.
+
+    Antialiased, as torchvision's resize of a PIL image. Releases the interpreter lock while it resizes.
 
     Args:
         crop: (h, w, C) uint8 with C 1 or 3; any strides; may be ``out`` itself.
         out: (H, W, C) uint8, C-contiguous.
-        flip: mirror the result.
+        flip: of the result: 1 (True) swaps left and right, 2 top and bottom, 3 both.
+        box: (x0, y0, x1, y1), what of ``crop`` to show; fractions of pixels are allowed, and what is beyond an edge has
+            its share in the pixels along it, as if all were resized and then cut. None for all.
+        interpolation: "bilinear" or "bicubic".
     """
-    if crop.shape != out.shape:
+    if crop.shape != out.shape or box is not None:
         height, width, channels = out.shape
+        if box is not None:
+            crop, box = _around(crop, box, (height, width))
         image = _image(np.ascontiguousarray(crop), "RGB" if channels == 3 else "L")
-        resized = image.resize((width, height), Image.Resampling.BILINEAR)
+        resized = image.resize((width, height), _FILTERS[interpolation], box)  # type: ignore[arg-type]
         out.reshape(-1)[:] = np.frombuffer(resized.tobytes(), np.uint8)
     elif crop is not out:
         out[...] = crop
-    if flip:
+    if flip & 1:
         # One channel at a time: numpy is slow at moving pieces of three bytes.
         for channel in range(out.shape[2]):
             out[..., channel] = out[:, ::-1, channel].copy()
+    if flip & 2:
+        out[...] = out[::-1].copy()
+
+
+def _around(
+    pixels: NDArray[np.uint8], box: Sequence[float], size: tuple[int, int]
+) -> tuple[NDArray[np.uint8], tuple[float, ...]]:
+    """What of ``pixels`` has a share in the box resized to ``size``, and the box there: Pillow copies what it gets."""
+    moved, parts = [0.0] * 4, []
+    for axis in (0, 1):
+        start, stop = box[1 - axis], box[3 - axis]
+        margin = _SUPPORT * max(1.0, (stop - start) / size[axis]) + 1
+        first = max(0, math.floor(start - margin))
+        parts.append(slice(first, math.ceil(stop + margin)))
+        moved[1 - axis], moved[3 - axis] = start - first, stop - first
+    return pixels[parts[0], parts[1]], tuple(moved)
 
 
 def encode_png(pixels: NDArray[Any]) -> bytes:

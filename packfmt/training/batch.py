@@ -18,7 +18,7 @@ from packfmt.randomness import sampling
 from packfmt.training.chunk import ChunkRecords
 from packfmt.training.plan import BatchPlan, Recipe, add_note
 from packfmt.training.pool import Pool
-from packfmt.training.resize import mirrored
+from packfmt.training.resize import flipped
 
 __all__ = ["BatchJob", "Timing"]
 
@@ -196,13 +196,17 @@ class BatchJob:
             self._fail(start + place, message)
 
     def _decode_alone(self, position: int, record: memoryview) -> None:
+        plan, choices = self.plan, self.plan.choices
+        box, size = None, None
+        if choices.boxes is not None:
+            box, size = choices.boxes[position].tolist(), plan.size(position)
         try:
-            pixels = self.recipe.decoder.decode(record)
+            pixels = self.recipe.decoder.decode(record, box=box, size=size)
         except DecodeError as error:
             self._fail(position, error.message)
             return
-        flips = self.plan.choices.flips
-        self.plan.images[position] = mirrored(pixels) if flips is not None and flips[position] else pixels
+        flip = 0 if choices.flips is None else int(choices.flips[position])
+        plan.images[position] = flipped(pixels, flip) if flip else pixels
 
     def _fail(self, position: int, message: str) -> None:
         if position in self.failures:  # its bytes were damaged already

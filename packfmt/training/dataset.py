@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from packfmt import storage
 from packfmt.errors import CorruptError, FormatError
 from packfmt.images.decode import Decoder
-from packfmt.images.geometry import Crop, HorizontalFlip
+from packfmt.images.geometry import Crop, Flip
 from packfmt.randomness import sample_keys
 from packfmt.storage import Reader
 from packfmt.storage.base import Verify
@@ -24,10 +24,10 @@ from packfmt.storage.filebytes import IO
 from packfmt.training.ahead import Ahead
 from packfmt.training.batch import BatchJob
 from packfmt.training.epochs import EpochCounter
-from packfmt.training.plan import Allocate, Recipe, plan_batch
+from packfmt.training.plan import Allocate, Recipe, as_flips, interpolation_of, plan_batch
 from packfmt.training.pool import CallerPool, DecodePool
 from packfmt.training.recycle import Recycler
-from packfmt.training.resize import resize
+from packfmt.training.resize import resizer
 from packfmt.training.samples import Samples, make_batch, present
 from packfmt.training.span import Chosen, Span
 from packfmt.training.targets import Targets
@@ -49,7 +49,7 @@ class ImageDataset(Dataset[Any]):
     Args:
         pack: a path as ``packfmt.open`` takes it, or a reader.
         crop: chosen before decoding, from the index: ``RandomResizedCrop`` and the like. None keeps the image's size.
-        flip: ``HorizontalFlip``, or None.
+        flip: ``HorizontalFlip``, ``VerticalFlip``, a list of both, or None.
         transform: called with each image (in ``output`` form) after crop and flip, in the decoding threads.
             ``packfmt.sample_rng()`` is its source of randomness.
         target_transform: called with each target.
@@ -79,7 +79,7 @@ class ImageDataset(Dataset[Any]):
         pack: PathLike | Sequence[PathLike] | Reader,
         *,
         crop: Crop | None = None,
-        flip: HorizontalFlip | None = None,
+        flip: Flip | Sequence[Flip] | None = None,
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         fields: str | Sequence[str] | None = None,
@@ -99,8 +99,8 @@ class ImageDataset(Dataset[Any]):
         if lookahead < 0:
             raise ValueError(f"lookahead={lookahead} must not be negative")
         self.reader = pack if isinstance(pack, Reader) else storage.open(pack, io=io, verify=verify)
-        decoder = Decoder(mode=mode, orientation=orientation, fast=fast, resize=resize)
-        self._recipe = Recipe(self.reader, decoder, crop, flip, transform, present(output), on_error)
+        decoder = Decoder(mode=mode, orientation=orientation, fast=fast, resize=resizer(interpolation_of(crop)))
+        self._recipe = Recipe(self.reader, decoder, crop, as_flips(flip), transform, present(output), on_error)
         self._output = output
         self._targets = Targets(self.reader, fields, target_transform)
         self._pool = DecodePool(threads)

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from packfmt.images.decode import Decoder
-from packfmt.images.geometry import Crop, HorizontalFlip
+from packfmt.images.geometry import Crop, Flip, Interpolation, VaryingCrop, choose_flips
 from packfmt.randomness import Keys
 from packfmt.storage import Reader
 from packfmt.storage.readplan import PartPlan, ReadPlan
 
-__all__ = ["Allocate", "BatchPlan", "Choices", "Recipe", "add_note", "choose", "plan_batch"]
+__all__ = [
+    "Allocate",
+    "BatchPlan",
+    "Choices",
+    "Recipe",
+    "add_note",
+    "as_flips",
+    "choose",
+    "interpolation_of",
+    "plan_batch",
+]
 
 Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
+Boxes = npt.NDArray[np.int64] | npt.NDArray[np.float64]
+Flips = npt.NDArray[np.bool_] | npt.NDArray[np.uint8]
+NO_SIZES = np.empty((0, 2), np.int64)
 Allocate = Callable[[tuple[int, ...]], Pixels]
 
 
@@ -30,7 +43,7 @@ class Recipe:
     reader: Reader
     decoder: Decoder
     crop: Crop | None
-    flip: HorizontalFlip | None
+    flips: tuple[Flip, ...]
     transform: Callable[[Any], Any] | None
     present: Callable[[Pixels], Any]  # pixels (H, W, C) to what the transform and the user see
     on_error: Literal["raise", "skip"]
@@ -40,7 +53,7 @@ class Recipe:
 class Choices:
     """What is known of N records before they are read. ``records`` tells where their bytes lie.
 
-    ``boxes`` (N, 4) are the crops in source pixels, None without a crop.
+    ``boxes`` (N, 4) are the crops in source pixels, None without a crop; ``flips`` (N,) as a decoder takes them.
     """
 
     indices: npt.NDArray[np.int64]
@@ -48,8 +61,8 @@ class Choices:
     records: ReadPlan
     heights: npt.NDArray[np.int64]
     widths: npt.NDArray[np.int64]
-    boxes: npt.NDArray[np.int64] | None
-    flips: npt.NDArray[np.bool_] | None
+    boxes: Boxes | None
+    flips: Flips | None
     orientations: Array | None
 
     def part(self, start: int, stop: int) -> Choices:
@@ -71,17 +84,38 @@ class BatchPlan:
     """A batch's choices, and the memory it goes to.
 
     ``out`` is the batch's array (N, H, W, C) where all images come out in one size, else None. ``images`` takes one
-    entry per sample: what the transform returned; without one, and without ``out``, its pixels.
+    entry per sample: what the transform returned; without one, and without ``out``, its pixels. ``sizes`` (N, 2) are
+    the heights and widths that images come out in; there are none where the crop gives all one size.
     """
 
     choices: Choices
     out: Pixels | None
     images: list[Any]
+    sizes: npt.NDArray[np.int64]
+
+    def size(self, position: int) -> tuple[int, int]:
+        """The (height, width) that an image comes out in."""
+        if self.out is not None:
+            return self.out.shape[1], self.out.shape[2]
+        height, width = self.sizes[position].tolist()
+        return height, width
 
     def pixels(self, position: int) -> Pixels:
         """A decoded image (H, W, C), before the transform."""
         pixels: Pixels = self.images[position] if self.out is None else self.out[position]
         return pixels
+
+
+def as_flips(flip: Flip | Sequence[Flip] | None) -> tuple[Flip, ...]:
+    """A dataset's option ``flip``: one, several, or None."""
+    if flip is None:
+        return ()
+    return tuple(flip) if isinstance(flip, Sequence) else (flip,)
+
+
+def interpolation_of(crop: Crop | None) -> Interpolation:
+    """How a crop resizes."""
+    return getattr(crop, "interpolation", "bilinear")
 
 
 def choose(recipe: Recipe, indices: npt.NDArray[np.int64], keys: Keys) -> Choices:
@@ -97,7 +131,7 @@ def choose(recipe: Recipe, indices: npt.NDArray[np.int64], keys: Keys) -> Choice
     """
     heights, widths, orientations = _sizes(recipe, indices)
     boxes = None if recipe.crop is None else _boxes(recipe, recipe.crop, indices, heights, widths, keys)
-    flips = None if recipe.flip is None else recipe.flip.flips(keys)
+    flips = choose_flips(recipe.flips, keys)
     return Choices(indices, keys, recipe.reader.plan(indices), heights, widths, boxes, flips, orientations)
 
 
@@ -110,11 +144,14 @@ def plan_batch(recipe: Recipe, chosen: Callable[[], Choices], allocate: Allocate
         allocate: gives the array for decoded images by its shape; None takes new memory.
     """
     choices = chosen()
-    size = recipe.crop.size if recipe.crop is not None else _common_size(choices.heights, choices.widths)
-    channels = 3 if recipe.decoder.mode == "RGB" else 1
     count = len(choices.indices)
+    size, sizes = None if recipe.crop is None else recipe.crop.size, NO_SIZES
+    if size is None:
+        sizes = _output_sizes(recipe.crop, choices)
+        size = _common_size(sizes)
+    channels = 3 if recipe.decoder.mode == "RGB" else 1
     out = None if size is None else (allocate or _new_array)((count, *size, channels))
-    return BatchPlan(choices, out, [None] * count)
+    return BatchPlan(choices, out, [None] * count, sizes)
 
 
 def _sizes(
@@ -126,7 +163,7 @@ def _sizes(
     widths = columns["width"][indices].astype(np.int64)
     unknown = (heights < 1) | (widths < 1)
     if unknown.any():  # a kept bad image: it will fail when decoded, and until then needs a size that any crop takes
-        heights[unknown], widths[unknown] = recipe.crop.size if recipe.crop is not None else (1, 1)
+        heights[unknown], widths[unknown] = (recipe.crop and recipe.crop.size) or (1, 1)
     if recipe.decoder.orientation == "ignore":
         return heights, widths, None
     orientations = columns["orientation"][indices]
@@ -141,12 +178,12 @@ def _boxes(
     heights: npt.NDArray[np.int64],
     widths: npt.NDArray[np.int64],
     keys: Keys,
-) -> npt.NDArray[np.int64]:
+) -> Boxes:
     try:
         return crop.boxes(heights, widths, keys)
     except ValueError as error:
         refused = [place for place in range(len(indices)) if not _takes(crop, place, heights, widths, keys)]
-        if not refused:
+        if not refused or crop.size is None:
             raise
         small = (heights[refused] < crop.size[0]) | (widths[refused] < crop.size[1])
         if recipe.on_error == "skip" and small.all():
@@ -168,9 +205,16 @@ def _takes(
     return True
 
 
-def _common_size(heights: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]) -> tuple[int, int] | None:
-    if len(heights) and (heights == heights[0]).all() and (widths == widths[0]).all():
-        return int(heights[0]), int(widths[0])
+def _output_sizes(crop: Crop | None, choices: Choices) -> npt.NDArray[np.int64]:
+    """(N, 2) heights and widths of images that keep their own, or get one that follows from it."""
+    if crop is None:
+        return np.stack((choices.heights, choices.widths), axis=1)
+    return cast(VaryingCrop, crop).sizes(choices.heights, choices.widths)
+
+
+def _common_size(sizes: npt.NDArray[np.int64]) -> tuple[int, int] | None:
+    if len(sizes) and (sizes == sizes[0]).all():
+        return int(sizes[0, 0]), int(sizes[0, 1])
     return None
 
 

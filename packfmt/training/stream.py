@@ -11,7 +11,7 @@ import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from packfmt.images.decode import Decoder
-from packfmt.images.geometry import Crop, HorizontalFlip
+from packfmt.images.geometry import Crop, Flip
 from packfmt.randomness import sample_keys, uniform
 from packfmt.record import Record
 from packfmt.sampling.ranks import resolve_ranks, whole_number
@@ -20,9 +20,9 @@ from packfmt.training.collate import Collate
 from packfmt.training.epochs import EpochCounter
 from packfmt.training.feed import Feed
 from packfmt.training.held import HeldRecord, HeldRecords, hold
-from packfmt.training.plan import Recipe, choose, plan_batch
+from packfmt.training.plan import Recipe, as_flips, choose, interpolation_of, plan_batch
 from packfmt.training.pool import DecodePool
-from packfmt.training.resize import resize
+from packfmt.training.resize import resizer
 from packfmt.training.samples import Samples, make_batch, present
 from packfmt.training.targets import Targets
 
@@ -81,7 +81,7 @@ class ImageStream(IterableDataset[Any]):
         records: Items,
         *,
         crop: Crop | None = None,
-        flip: HorizontalFlip | None = None,
+        flip: Flip | Sequence[Flip] | None = None,
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         fields: str | Sequence[str] | None = None,
@@ -107,8 +107,8 @@ class ImageStream(IterableDataset[Any]):
         if split == "elsewhere" and partial == "drop":
             raise ValueError("partial='drop' counts positions, which split='elsewhere' does not know")
         self._records = records
-        self._crop, self._flip, self._transform = crop, flip, transform
-        self._decoder = Decoder(mode=mode, orientation=orientation, fast=fast, resize=resize)
+        self._crop, self._flips, self._transform = crop, as_flips(flip), transform
+        self._decoder = Decoder(mode=mode, orientation=orientation, fast=fast, resize=resizer(interpolation_of(crop)))
         self._present = present(output)
         self._output = output
         self._fields: str | tuple[str, ...] | None = (
@@ -197,7 +197,7 @@ class ImageStream(IterableDataset[Any]):
     def _recipe(self, records: list[HeldRecord]) -> Recipe:
         names = ("label",) if self._fields is None else _as_names(self._fields)
         reader = HeldRecords(records, names)
-        return Recipe(reader, self._decoder, self._crop, self._flip, self._transform, self._present, self._on_error)
+        return Recipe(reader, self._decoder, self._crop, self._flips, self._transform, self._present, self._on_error)
 
     def _finished(self, job: BatchJob) -> Samples:
         fields = "label" if self._fields is None else self._fields

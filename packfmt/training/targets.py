@@ -83,11 +83,10 @@ class Targets:
                 values[name] = list(value)
         ragged = [name for name, value in values.items() if isinstance(value, list)]
         for place, position in enumerate(positions):
-            whole = (0, 0, int(choices.widths[position]), int(choices.heights[position]))
+            whole = (0, 0, choices.widths[position], choices.heights[position])
             crop = whole if choices.boxes is None else choices.boxes[position]
-            size = whole[3:1:-1] if choices.boxes is None or plan.out is None else plan.out.shape[1:3]
-            flip = choices.flips is not None and bool(choices.flips[position])
-            moved, keep = crop_boxes(values[BOXES][place], crop, size, flip)
+            flip = 0 if choices.flips is None else choices.flips[position]
+            moved, keep = crop_boxes(values[BOXES][place], crop, plan.size(position), flip)
             values[BOXES][place] = moved[keep]
             for name in ragged:
                 if name != BOXES:
