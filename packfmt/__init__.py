@@ -48,6 +48,8 @@ _EXPORTS = {
     "convert": "converting",
     "create": "storage",
     "decode": "images.decode",
+    "encode_jpeg": "images.encode",
+    "encode_png": "images.encode",
     "open": "storage",
     "pack": "packing",
     "sample_rng": "randomness",

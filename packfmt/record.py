@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from packfmt.buffers import as_bytes_like
+
 __all__ = ["IMAGE_COLUMNS", "KEY", "OWN_COLUMNS", "Column", "Record", "infer_column"]
 
 KEY = "key"
@@ -90,11 +92,21 @@ class Record:
         data: the encoded image, verbatim.
         key: the path relative to the source's root, with "/" between parts; surrogateescape for undecodable bytes.
         columns: column name to value: numbers, numpy arrays, str or bytes.
+
+    Raises:
+        TypeError: the data are no flat bytes, see ``as_bytes_like``.
     """
 
     data: bytes | memoryview
     key: str
     columns: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if type(self.data) is not bytes:
+            try:
+                as_bytes_like(self.data)
+            except TypeError as error:
+                raise TypeError(f"record {self.key!r}: {error}") from None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Record):

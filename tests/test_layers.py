@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent / "packfmt"
 
 # From the bottom up. A module may import from layers below its own and from its own.
 LAYERS = (
-    {"errors", "record", "randomness", "version"},
+    {"buffers", "errors", "record", "randomness", "version"},
     {"format"},
     {"images"},
     {"storage"},

@@ -11,17 +11,24 @@ import struct
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import xxhash
 from contracts.reader import COLUMNS, rich_records, some_records
 from hypothesis import given
 from hypothesis import strategies as st
+from images import jpeg, picture
+from PIL import Image
 
+import packfmt
 from packfmt import format as layout
 from packfmt import storage
 from packfmt.errors import FormatError
@@ -30,6 +37,9 @@ from packfmt.record import IMAGE_COLUMNS, KEY, Column, Record
 from packfmt.storage.keys import same_keys
 from packfmt.storage.spool import ColumnSpool, Spool
 from packfmt.storage.table import TableSpool
+from packfmt.targets.folder import FolderWriter
+from packfmt.targets.parquet import ParquetWriter
+from packfmt.targets.tar import TarWriter
 
 ZEROS = dict.fromkeys((column.name for column in IMAGE_COLUMNS), 0)  # given, so that nothing is sniffed
 
@@ -79,13 +89,75 @@ def test_equal_hashes_alone_make_no_duplicate(monkeypatch: pytest.MonkeyPatch) -
     assert list(same_keys({2}, keys)) == [(1, 3, b"bb")]
 
 
-@pytest.mark.parametrize("data", ["text", None, 3, [1]])
-def test_data_must_be_bytes(tmp_path: Path, data: Any) -> None:
-    with storage.create(tmp_path / "out") as writer, pytest.raises(TypeError):
-        writer.write(data, "a")
+PIXELS = picture()
+# What is no file's bytes, and what the error says to give instead: an expression of ``data``.
+NOT_BYTES = {
+    "nothing": (None, None),
+    "a number": (3, None),
+    "a list": ([1], None),
+    "numbers of several bytes": (np.array([1, 2], "<u4"), None),
+    "a number of its own": (np.uint8(3), None),
+    "truth values": (np.array([True, False]), None),
+    "pixels": (PIXELS, "encode_png(pixels)"),
+    "gray pixels": (PIXELS[..., 0], "encode_png(pixels)"),
+    "a view of pixels": (memoryview(PIXELS), "encode_png(numpy.asarray(pixels))"),
+    "a tensor": (torch.from_numpy(PIXELS).permute(2, 0, 1), "encode_png(pixels.permute(1, 2, 0).cpu().numpy())"),
+    "a gray tensor": (torch.from_numpy(PIXELS[..., 0]), "encode_png(pixels.cpu().numpy())"),
+    "a tensor of bytes": (torch.zeros(3, dtype=torch.uint8), "data.cpu().numpy()"),
+    "an opened image": (Image.fromarray(PIXELS), "packfmt.encode_png(numpy.asarray(image.convert('RGB')))"),
+    "a path": (Path("a b.jpg"), "pathlib.Path('a b.jpg').read_bytes()"),
+    "a name": ("a b.jpg", "pathlib.Path('a b.jpg').read_bytes()"),
+    "a buffer of a file": (BytesIO(b"x"), "data.getvalue()"),
+    "an open file": (BufferedReader(BytesIO(b"x")), "data.read()"),
+}
 
 
-@pytest.mark.parametrize("data", [b"abc", bytearray(b"abc"), memoryview(b"abc"), memoryview(np.array([1, 2], "<u4"))])
+WRITERS: dict[str, Callable[..., storage.Writer]] = {
+    "out.bin": storage.create,
+    "out.json": partial(storage.create, shard_size=1000),
+    "out.lmdb": storage.create,
+    "out.tar": TarWriter,
+    "out.parquet": ParquetWriter,
+    "out": FolderWriter,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_no_writer_takes_pixels_for_a_file(tmp_path: Path, name: str) -> None:
+    with WRITERS[name](tmp_path / name) as writer:
+        with pytest.raises(TypeError, match=r"out.*: record 0, key 'a\.jpg': expected the bytes of an encoded image"):
+            writer.write(PIXELS, "a.jpg")
+        assert len(writer) == 0
+        writer.write(b"x", "b.jpg")
+
+
+@pytest.mark.parametrize(("data", "advice"), NOT_BYTES.values(), ids=NOT_BYTES)
+def test_data_must_be_flat_bytes(tmp_path: Path, data: Any, advice: str | None) -> None:
+    with storage.create(tmp_path / "out") as writer, pytest.raises(TypeError, match="expected the bytes of") as error:
+        writer.write(data, "a.jpg")
+    assert advice is None or advice in str(error.value)
+
+
+def test_a_record_of_pixels_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"record 'a\.jpg': expected the bytes of an encoded image"):
+        Record(PIXELS, "a.jpg")
+
+
+@pytest.mark.parametrize("image", [Image.fromarray(PIXELS), Image.fromarray(PIXELS).convert("P")], ids=["RGB", "P"])
+def test_the_advice_for_pixels_works(tmp_path: Path, image: Image.Image) -> None:
+    pixels = np.asarray(image.convert("RGB"))
+    tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+    with storage.create(tmp_path / "out.bin") as writer:
+        writer.write(packfmt.encode_png(pixels), "array.png")
+        writer.write(packfmt.encode_png(tensor.permute(1, 2, 0).cpu().numpy()), "tensor.png")
+    with storage.open(tmp_path / "out.bin") as reader:
+        for record in reader:
+            np.testing.assert_array_equal(packfmt.decode(record.data), pixels)
+
+
+@pytest.mark.parametrize(
+    "data", [b"abc", bytearray(b"abc"), memoryview(b"abc"), np.frombuffer(b"abc", np.uint8), array("b", b"abc")]
+)
 def test_any_buffer_is_stored(tmp_path: Path, data: Any) -> None:
     path = write(tmp_path / "out", [Record(data, "a"), Record(b"z", "b")])
     with storage.open(path, check="full") as reader:
@@ -100,6 +172,16 @@ def test_a_buffer_with_gaps_is_refused_and_leaves_no_trace(tmp_path: Path) -> No
         writer.write(b"c", "c")
     with storage.open(tmp_path / "out", check="full") as reader:
         assert [bytes(r.data) for r in reader] == [b"a", b"c"]
+
+
+@pytest.mark.parametrize("given", [{"format": "x"}, {"flags": 1}, {"width": 3}, {"width": 3, "height": 3}])
+def test_a_column_under_a_name_of_packfmt_s_own_is_refused_and_not_overwritten(
+    tmp_path: Path, options: dict[str, Any], given: dict[str, Any]
+) -> None:
+    with storage.create(tmp_path / "out", **options) as writer:
+        with pytest.raises(ValueError, match=rf"has columns \[.*'{max(given)}'.*\]: these names are for what packfmt"):
+            writer.write(jpeg(), "a", **given)
+        writer.write(jpeg(), "b")
 
 
 @pytest.mark.parametrize("columns", [{}, {"label": 1, "extra": 2}, {"extra": 2}])

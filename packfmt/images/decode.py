@@ -10,12 +10,13 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from packfmt.buffers import as_bytes_like
 from packfmt.errors import DecodeError
 from packfmt.images import libjpeg, pillow
 from packfmt.images.exif import oriented
 from packfmt.images.geometry import Interpolation
 from packfmt.images.info import MAX_PIXELS
-from packfmt.images.sniff import Buffer, as_bytes_like, sniff
+from packfmt.images.sniff import Buffer, sniff
 
 __all__ = ["Decoder", "Failure", "Resize", "decode", "decode_into"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from packfmt.buffers import as_bytes_like
 from packfmt.errors import DecodeError
 from packfmt.images import headers, info
 from packfmt.images.info import (
@@ -35,7 +36,6 @@ __all__ = [
     "UNUSUAL",
     "Buffer",
     "ImageInfo",
-    "as_bytes_like",
     "magic",
     "sniff",
 ]
@@ -73,18 +73,6 @@ _STRANGERS = (
 )
 _BRANDS = {b"avif": "an AVIF image", b"avis": "an AVIF image", b"heic": "a HEIC image", b"mif1": "a HEIF image"}
 _ALLOWED = "JPEG, PNG, WebP, GIF, BMP and TIFF are accepted"
-
-
-def as_bytes_like(data: Buffer) -> bytes | memoryview:
-    """``data`` itself if it is bytes or a flat view of bytes, else such a view of it, without a copy.
-
-    Raises:
-        TypeError: ``data`` offers no buffer, or none that is contiguous.
-    """
-    if isinstance(data, bytes):
-        return data
-    view = data if isinstance(data, memoryview) else memoryview(data)
-    return view if view.ndim == 1 and view.format == "B" and view.contiguous else view.cast("B")
 
 
 def magic(data: Buffer) -> int:

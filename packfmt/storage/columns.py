@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, overload
 
 import numpy as np
@@ -10,15 +12,71 @@ import numpy.typing as npt
 
 from packfmt.errors import CorruptError
 from packfmt.record import Column
+from packfmt.storage.keys import KeyTable
 
-__all__ = ["Columns", "JoinedColumn", "RaggedColumn"]
+__all__ = ["Columns", "JoinedColumn", "RaggedColumn", "VaryingColumn"]
+
+CHUNK = 4096  # values looked through at a time
 
 
-class RaggedColumn(Sequence[Any]):
-    """A column whose values differ in length: row offsets and one array of rows.
+class VaryingColumn(Sequence[Any]):
+    """A column whose values differ in length. ``column[i]`` is a str, bytes, or an array of shape (rows, *row_shape).
 
-    ``column[i]`` is a str, bytes, or an array of shape (rows, *row_shape) that lies over the file. ``column[indices]``,
-    with a slice or an integer array, is a list of those. Thread-safe: nothing changes after construction.
+    ``column[indices]``, with a slice or an integer array, is a list of those. Thread-safe.
+    """
+
+    _asked = False  # whether a text has been looked for
+    _table: KeyTable | None = None
+
+    @property
+    @abstractmethod
+    def column(self) -> Column:
+        """What it holds."""
+
+    @abstractmethod
+    def parts(self) -> Iterator[RaggedColumn]:
+        """The columns of single shards that this one consists of, in order."""
+
+    @abstractmethod
+    def _value(self, index: int) -> Any:
+        """One value; ``index`` may count from the end."""
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._value(i) for i in range(*index.indices(len(self)))]
+        if isinstance(index, (np.ndarray, list)):
+            return [self._value(int(i)) for i in index]
+        return self._value(index)
+
+    def raw(self) -> Iterator[bytes]:
+        """The bytes of each value, in order."""
+        for part in self.parts():
+            yield from part.raw()
+
+    def find(self, text: str) -> int | None:
+        """Where a text first is; None where it is not. What it costs: see ``Reader.find``."""
+        try:
+            wanted = text.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            return None
+        if not self._asked:  # it may be all that is ever looked for
+            self._asked = True
+            places: Iterable[int] = (place for place, raw in enumerate(self.raw()) if raw == wanted)
+        else:
+            table = self._table
+            if table is None:
+                table = self._table = KeyTable(self.raw(), len(self))
+            places = table.places(wanted)
+        # Compared as text: two halves of one character, escaped each, have the bytes of the whole.
+        return next((place for place in places if self[place] == text), None)
+
+
+class RaggedColumn(VaryingColumn):
+    """Row offsets and one array of rows. Arrays that it gives lie over the file.
 
     Args:
         column: what it holds.
@@ -28,46 +86,64 @@ class RaggedColumn(Sequence[Any]):
     """
 
     def __init__(self, column: Column, rows: npt.NDArray[np.uint64], values: npt.NDArray[Any], path: str) -> None:
-        self.column = column
+        self._column = column
         self.rows = rows
         self.values = values
         self._path = path
         self._count = len(rows) - 1
 
+    @property
+    def column(self) -> Column:
+        return self._column
+
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self._value(i) for i in range(*index.indices(self._count))]
-        if isinstance(index, (np.ndarray, list)):
-            return [self._value(int(i)) for i in index]
-        return self._value(index)
+    def parts(self) -> Iterator[RaggedColumn]:
+        yield self
+
+    def raw(self) -> Iterator[bytes]:
+        for first in range(0, self._count, CHUNK):
+            rows = self.rows[first : first + CHUNK + 1]
+            if (rows[1:] < rows[:-1]).any() or rows[-1] > len(self.values):
+                places = range(first, first + len(rows) - 1)
+                yield from (self.values[slice(*self._range(place))].tobytes() for place in places)
+                continue
+            start, ends = int(rows[0]), rows.tolist()
+            held = self.values[start : ends[-1]].tobytes()
+            size = self._column.row_bytes
+            for begin, end in pairwise(ends):
+                yield held[(begin - start) * size : (end - start) * size]
 
     def _value(self, index: int) -> Any:
         position = index + self._count if index < 0 else index
         if not 0 <= position < self._count:
-            raise IndexError(f"column {self.column.name!r} has {self._count} values, asked for {index}")
+            raise IndexError(f"column {self._column.name!r} has {self._count} values, asked for {index}")
+        start, stop = self._range(position)
+        values = self.values[start:stop]
+        if self._column.kind == "array":
+            return values
+        raw = values.tobytes()
+        return raw.decode("utf-8", "surrogateescape") if self._column.kind == "text" else raw
+
+    def _range(self, position: int) -> tuple[int, int]:
+        """The rows of one record.
+
+        Raises:
+            CorruptError: they go back, or lie outside.
+        """
         start, stop = int(self.rows[position]), int(self.rows[position + 1])
         if not start <= stop <= len(self.values):
             raise CorruptError(
-                f"column {self.column.name!r} has rows {start} to {stop} of {len(self.values)}; restore the file",
+                f"column {self._column.name!r} has rows {start} to {stop} of {len(self.values)}; restore the file",
                 path=self._path,
                 index=position,
             )
-        values = self.values[start:stop]
-        if self.column.kind == "array":
-            return values
-        raw = values.tobytes()
-        return raw.decode("utf-8", "surrogateescape") if self.column.kind == "text" else raw
+        return start, stop
 
 
-class JoinedColumn(Sequence[Any]):
-    """A column of differing lengths over several shards. Holds no shard open. Thread-safe as the shards' columns are.
+class JoinedColumn(VaryingColumn):
+    """A column of differing lengths over several shards. Holds no shard open.
 
     Args:
         part: shard number to that shard's ``RaggedColumn``.
@@ -80,22 +156,13 @@ class JoinedColumn(Sequence[Any]):
 
     @property
     def column(self) -> Column:
-        """What it holds."""
         return self._part(0).column
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self._value(i) for i in range(*index.indices(len(self)))]
-        if isinstance(index, (np.ndarray, list)):
-            return [self._value(int(i)) for i in index]
-        return self._value(index)
+    def parts(self) -> Iterator[RaggedColumn]:
+        return map(self._part, range(len(self._starts) - 1))
 
     def _value(self, index: int) -> Any:
         position = index + len(self) if index < 0 else index

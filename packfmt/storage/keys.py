@@ -1,4 +1,4 @@
-"""Finding keys that occur twice, among more keys than memory should hold."""
+"""Finding keys: one among all, and those that occur twice, among more keys than memory should hold."""
 
 from __future__ import annotations
 
@@ -11,11 +11,32 @@ import xxhash
 
 from packfmt.storage.spool import Spool
 
-__all__ = ["KeyHashes", "hash_key", "refuse_same_keys", "repeated", "same_keys"]
+__all__ = ["KeyHashes", "KeyTable", "hash_key", "refuse_same_keys", "repeated", "same_keys"]
 
 PASS = 1 << 23  # hashes sorted at a time: 64 MiB
 
 hash_key = xxhash.xxh3_64_intdigest  # (bytes) -> int
+
+
+class KeyTable:
+    """Where each of many keys is, by its hash: 16 bytes per key. Thread-safe: nothing changes after construction.
+
+    Args:
+        keys: all of them, in order.
+        count: their number.
+    """
+
+    def __init__(self, keys: Iterable[bytes], count: int) -> None:
+        hashes = np.fromiter(map(hash_key, keys), np.uint64, count)
+        self._places = np.argsort(hashes, kind="stable")
+        self._hashes = hashes[self._places]
+
+    def places(self, key: bytes) -> list[int]:
+        """Where keys of the same hash are, in order: hardly ever more than one, and that one rarely another key."""
+        number = np.uint64(hash_key(key))
+        start, stop = (int(np.searchsorted(self._hashes, number, side)) for side in ("left", "right"))
+        found: list[int] = self._places[start:stop].tolist()
+        return found
 
 
 class KeyHashes:

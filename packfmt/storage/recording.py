@@ -24,6 +24,7 @@ from packfmt.storage.table import TableSpool
 __all__ = ["RecordingWriter", "checked_facts", "image_values", "merge_columns"]
 
 IMAGE_NAMES = tuple(column.name for column in IMAGE_COLUMNS)
+_OF_IMAGES = frozenset(IMAGE_NAMES)
 MAX_DEPTH = 100  # of nested metadata; what is written must be readable with whatever is left of the stack
 REFUSALS = {  # what a writer that cannot go on says, by its state
     "open": "is not finished",
@@ -115,17 +116,15 @@ class RecordingWriter(Writer):
         """The columns, inferred ones included once a record has been written."""
         return self._declared if self._table is None else self._table.columns
 
-    def write(self, data: Buffer, /, key: str, **columns: Any) -> None:
+    def _append(self, data: bytes | memoryview, key: str, columns: dict[str, Any]) -> None:
         self._require("open")
-        if not isinstance(key, str) or not key:
-            raise ValueError(f"{self.path}: key {key!r} of record {self._count} must be a non-empty str")
-        if "width" not in columns:
+        if _OF_IMAGES.isdisjoint(columns):
             columns |= image_values(data)
         columns[KEY] = key
         table = self._table or self._spools(columns)
         if columns.keys() != table.names:
             self._refuse_columns(columns, table.names)
-        size = memoryview(data).nbytes
+        size = len(data)
         encoded = table.encode((self._records_end, size, record_checksum(data, self._count)), columns)
         # All that can be refused has been: from here on, an error leaves the files in no known state.
         self._state = "broken"
@@ -209,6 +208,11 @@ class RecordingWriter(Writer):
 
     def _refuse_columns(self, given: Mapping[str, Any], known: frozenset[str]) -> None:
         missing, unknown = sorted(known - given.keys()), sorted(given.keys() - known)
+        if not _OF_IMAGES.isdisjoint(missing):
+            raise ValueError(
+                f"{self.path}: record {self._count} ({given[KEY]!r}) has columns {sorted(_OF_IMAGES & given.keys())}: "
+                f"these names are for what packfmt reads from the image; rename yours, or give all of {IMAGE_NAMES}"
+            )
         raise ValueError(
             f"{self.path}: record {self._count} ({given[KEY]!r}) lacks columns {missing} and has unknown columns "
             f"{unknown}; every record has the same columns: {sorted(known)}"

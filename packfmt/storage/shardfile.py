@@ -159,9 +159,8 @@ class ShardFile:
 
     def keys(self) -> Iterator[bytes]:
         """All keys in order, as they are stored."""
-        keys = self.column(KEY)
-        for index in range(len(keys)):
-            yield str(keys[index]).encode("utf-8", "surrogateescape")
+        keys: Any = self.column(KEY)  # ragged, as ``read_frame`` has seen
+        yield from keys.raw()
 
     def column_problems(self, name: str) -> Iterator[PackfmtError]:
         """What does not match its checksum."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from packfmt.errors import FormatError
 from packfmt.record import Column
-from packfmt.storage.base import Buffer, Writer
+from packfmt.storage.base import Writer
 from packfmt.storage.keys import KeyHashes, refuse_same_keys
 from packfmt.storage.manifest import Manifest, join_ids
 from packfmt.storage.publish import PendingFile
@@ -69,9 +69,9 @@ class ShardedWriter(Writer):
     def files(self) -> tuple[str, ...]:
         return (*(shard.path for shard in self._shards), self.path)
 
-    def write(self, data: Buffer, /, key: str, **columns: Any) -> None:
+    def _append(self, data: bytes | memoryview, key: str, columns: dict[str, Any]) -> None:
         shard = self._shards[-1]
-        if len(shard) and shard.data_size + memoryview(data).nbytes > self._shard_size:
+        if len(shard) and shard.data_size + len(data) > self._shard_size:
             shard.finish()
             shard = self._start_shard()
         shard.write(data, key, **columns)

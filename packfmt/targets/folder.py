@@ -8,7 +8,6 @@ from typing import Any
 
 from packfmt.errors import ConvertError
 from packfmt.record import Column
-from packfmt.storage.base import Buffer
 from packfmt.targets.base import Target
 from packfmt.unpacking import PendingTree, is_safe_key
 
@@ -61,7 +60,7 @@ class FolderWriter(Target):
             notes.append("class folders are numbered by their names; this set counted its classes otherwise")
         return notes
 
-    def write(self, data: Buffer, /, key: str, **columns: Any) -> None:
+    def _append(self, data: bytes | memoryview, key: str, columns: dict[str, Any]) -> None:
         values = self._own(key, columns)
         if not is_safe_key(key):
             raise ConvertError(f"{self.path}: the key {key!r} is no file name inside a folder; packfmt cat writes it")

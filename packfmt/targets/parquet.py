@@ -15,7 +15,6 @@ from packfmt.errors import ConvertError
 from packfmt.record import Column
 from packfmt.sources.facts import SCHEMA_KEY, Facts
 from packfmt.sources.parquet.source import load_arrow
-from packfmt.storage.base import Buffer
 from packfmt.storage.publish import PendingFile, naming
 from packfmt.targets.base import Target
 
@@ -73,7 +72,7 @@ class ParquetWriter(Target):
     def files(self) -> tuple[str, ...]:
         return (self.path,)
 
-    def write(self, data: Buffer, /, key: str, **columns: Any) -> None:
+    def _append(self, data: bytes | memoryview, key: str, columns: dict[str, Any]) -> None:
         values = self._own(key, columns)
         row: dict[str, Any] = {IMAGE: {"bytes": bytes(data), "path": self._text("key", key, key)}}
         for column in self.columns:
@@ -83,7 +82,7 @@ class ParquetWriter(Target):
             row[column.name] = value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
         for name, value in row.items():
             self._rows[name].append(value)
-        self._held += memoryview(data).nbytes
+        self._held += len(data)
         self._count += 1
         if self._held >= GROUP_BYTES or len(self._rows[IMAGE]) >= GROUP_ROWS:
             self._flush()

@@ -75,11 +75,11 @@ class TarWriter(Target):
     def files(self) -> tuple[str, ...]:
         return tuple(str(file.path) for file in self._pending)
 
-    def write(self, data: Buffer, /, key: str, **columns: Any) -> None:
+    def _append(self, data: bytes | memoryview, key: str, columns: dict[str, Any]) -> None:
         values = self._own(key, columns)
         stem = self._check_key(key)
         parts = self._make_parts(values)
-        size = memoryview(data).nbytes
+        size = len(data)
         if self._several and self._held and self._held + size > self._shard_size:
             with naming(self._pending[-1].path):
                 self._tar.close()

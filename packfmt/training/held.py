@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from packfmt.buffers import as_bytes_like
 from packfmt.errors import DecodeError
-from packfmt.images.sniff import as_bytes_like, sniff
+from packfmt.images.sniff import sniff
 from packfmt.record import Record
 from packfmt.storage import Reader
 from packfmt.storage.base import Indices

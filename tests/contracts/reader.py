@@ -174,8 +174,8 @@ class ReaderContract:
         with self.opened(tmp_path, some_records(9)) as reader, pytest.raises(IndexError, match="has 9 records"):
             reader[index]
 
-    @pytest.mark.parametrize("index", [1.0, "1", None, slice(0, 1)])
-    def test_an_index_that_is_no_integer_is_refused(self, tmp_path: Path, index: Any) -> None:
+    @pytest.mark.parametrize("index", [1.0, b"1", None, slice(0, 1)])
+    def test_an_index_that_is_neither_an_integer_nor_a_key_is_refused(self, tmp_path: Path, index: Any) -> None:
         with self.opened(tmp_path, some_records(9)) as reader, pytest.raises(TypeError):
             reader[index]
 
@@ -346,8 +346,47 @@ class ReaderContract:
     def test_find(self, tmp_path: Path) -> None:
         with self.opened(tmp_path, [Record(b"%d" % i, key) for i, key in enumerate(ODD_KEYS)]) as reader:
             assert [reader.find(key) for key in ODD_KEYS] == list(range(len(ODD_KEYS)))
-            with pytest.raises(KeyError, match=r"no record has the key 'b\.jpg'"):
-                reader.find("b.jpg")
+            for _ in range(2):
+                with pytest.raises(KeyError, match=r"no record has the key 'b\.jpg'"):
+                    reader.find("b.jpg")
+
+    @pytest.mark.parametrize("key", ["caf\udcc3\udca9.jpg", "\ud800", "plain", ""])
+    def test_a_key_that_only_looks_like_another_is_not_there(self, tmp_path: Path, key: str) -> None:
+        """The first has the bytes of a key that is there; the second has none."""
+        with self.opened(tmp_path, [Record(b"%d" % i, key) for i, key in enumerate(ODD_KEYS)]) as reader:
+            assert [key in reader for _ in range(3)] == [False] * 3
+
+    def test_records_by_key(self, tmp_path: Path) -> None:
+        records = [Record(b"%d" % i, key) for i, key in enumerate(ODD_KEYS)]
+        with self.opened(tmp_path, records) as reader:
+            for record in records:
+                assert (bytes(reader[record.key].data), reader[record.key].key) == (record.data, record.key)
+                assert record.key in reader
+            for _ in range(2):
+                assert "b.jpg" not in reader
+                with pytest.raises(KeyError, match=r"no record has the key 'b\.jpg'"):
+                    reader["b.jpg"]
+
+    def test_keys_among_many(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, some_records(200)) as reader:
+            asked = random.Random(0).sample(range(-50, 250), 300)
+            assert [f"k/{i:05d}.jpg" in reader for i in asked] == [0 <= i < 200 for i in asked]
+
+    def test_a_record_is_in_the_pack_it_came_from(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, some_records(9)) as reader:
+            record = reader[4]
+            assert record in reader
+            assert Record(b"other", record.key, record.columns) not in reader
+            assert Record(record.data, "other", record.columns) not in reader
+
+    @pytest.mark.parametrize("item", [4, b"k/00004.jpg", None])
+    def test_what_is_neither_key_nor_record_is_not_looked_for(self, tmp_path: Path, item: Any) -> None:
+        with self.opened(tmp_path, some_records(9)) as reader, pytest.raises(TypeError, match="looks for a key"):
+            item in reader  # noqa: B015
+
+    def test_no_key_is_in_an_empty_pack(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, []) as reader:
+            assert ["k" in reader for _ in range(3)] == [False] * 3
 
     def test_locate_names_the_file_and_the_index_in_it(self, tmp_path: Path) -> None:
         records = some_records(30)
@@ -516,6 +555,8 @@ class ReaderContract:
         with self.opened(tmp_path, some_records(3)) as reader:
             reader.read([0])
             assert reader.columns["label"][1] == 1
+            assert "k/00001.jpg" in reader
+            assert "k/00002.jpg" in reader
         uses = [
             lambda: reader.read([0]),
             lambda: reader[0],
@@ -524,6 +565,8 @@ class ReaderContract:
             lambda: reader.columns["width"],
             lambda: reader.columns["label"],
             lambda: reader.key(0),
+            lambda: "k/00001.jpg" in reader,
+            lambda: "missing" in reader,
             lambda: reader.will_need([0]),
         ]
         for use in uses:
