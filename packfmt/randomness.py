@@ -1,4 +1,4 @@
-"""Random numbers as pure functions of (seed, epoch, sample index), computed for a whole batch at once.
+"""Random numbers as pure functions of (seed, epoch, sample index, draw), computed for a whole batch at once.
 
 There is no generator whose state moves on: a number depends on its key and on nothing else, not on threads, workers,
 batch size or the order of calls. The algorithm, all modulo 2**64, with G = 0x9e3779b97f4a7c15::
@@ -6,14 +6,19 @@ batch size or the order of calls. The algorithm, all modulo 2**64, with G = 0x9e
     mix(z)                      the output function of SplitMix64
     base(domain, seed, epoch) = mix(mix(mix((domain + 1) * G) + (seed + 1) * G) + (epoch + 1) * G)
     key of a sample           = mix(base + (index + 1) * G)     a SplitMix64 seeded with base, output `index`
-    bits of a draw            = mix(key + (stream + 1) * G)     a SplitMix64 seeded with key, output `stream`
+    bits of a stream          = mix(key + (stream + 1) * G)     a SplitMix64 seeded with key, output `stream`
     uniform                   = (bits >> 11) / 2**53
 
-Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014; the constants of ``mix``
-are variant 13 of David Stafford's "Better bit mixing" (2011). Samples and batches have domains of their own, so that
-batch 5 and sample 5 share nothing.
+A sample that is drawn more than once in an epoch has a key for each draw. The first, number 0, has the key above; the
+others have bases of their own, in a third domain::
 
-A ``stream`` names which draw of the sample is meant (crop position, flip, ...): draws with different streams are
+    base of draw d > 0        = mix(base(domain, seed, epoch) + (d + 1) * G)
+
+Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014; the constants of ``mix``
+are variant 13 of David Stafford's "Better bit mixing" (2011). Samples, batches and further draws of a sample have
+domains of their own, so that batch 5 and sample 5 share nothing.
+
+A ``stream`` names which number of the sample is meant (crop position, flip, ...): numbers of different streams are
 independent. packfmt's own crops and flips use streams below 1024.
 
 ``sample_rng`` gives a user's transform a numpy generator seeded with the sample's key. numpy promises the bits of PCG64
@@ -50,39 +55,40 @@ _MASK = 2**64 - 1
 _G = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio, made odd
 _M1 = 0xBF58476D1CE4E5B9
 _M2 = 0x94D049BB133111EB
-_SAMPLE, _BATCH = 0, 1  # domains
+_SAMPLE, _BATCH, _AGAIN = 0, 1, 2  # domains
 
 _U11, _U27, _U30, _U31 = (np.uint64(shift) for shift in (11, 27, 30, 31))
 _UG, _UM1, _UM2 = (np.uint64(constant) for constant in (_G, _M1, _M2))
 
 
-def sample_keys(seed: int, epoch: int, indices: npt.ArrayLike) -> Keys:
+def sample_keys(seed: int, epoch: int, indices: npt.ArrayLike, draws: npt.NDArray[np.int64] | None = None) -> Keys:
     """The keys of samples, from which all their randomness follows.
 
-    Thread-safe; a pure function. Two samples of one (seed, epoch) never have the same key.
+    Thread-safe; a pure function. Two samples of one (seed, epoch, draw) never have the same key.
 
     Args:
         seed: 0 <= seed < 2**64.
         epoch: 0 <= epoch < 2**64.
         indices: (N,) integers, the samples' positions in the dataset, none negative.
+        draws: (N,) integers, how often each was drawn before in the epoch; None stands for zeros.
 
     Returns:
         (N,) uint64.
 
     Raises:
-        TypeError: seed, epoch or indices are no integers.
-        ValueError: one of them is out of range, or ``indices`` is not one-dimensional.
+        TypeError: seed, epoch, indices or draws are no integers.
+        ValueError: one of them is out of range, or ``indices`` or ``draws`` has another shape.
     """
-    array = np.asarray(indices)
-    if array.ndim != 1:
-        raise ValueError(f"indices must have shape (N,), got {array.shape}")
-    if array.size and array.dtype.kind not in "iu":
-        raise TypeError(f"indices must be integers, got dtype {array.dtype}")
-    if array.size and array.dtype.kind == "i" and array.min() < 0:
-        position = int(np.argmax(array < 0))
-        raise ValueError(f"indices[{position}] is {array[position]}; sample indices start at 0")
-    counters = array.astype(np.uint64)
-    return _nth(np.uint64(_base(_SAMPLE, seed, epoch)), counters)
+    counters = _counters("indices", indices, "sample indices start at 0")
+    base = np.uint64(_base(_SAMPLE, seed, epoch))
+    if draws is None:
+        return _nth(base, counters)
+    numbers = _counters("draws", draws, "draws are counted from 0")
+    if numbers.shape != counters.shape:
+        raise ValueError(f"draws must have shape {counters.shape} as indices have, got {numbers.shape}")
+    further = numbers > 0
+    bases = _nth(np.uint64(_base(_AGAIN, seed, epoch)), numbers)
+    return _nth(np.where(further, bases, base), counters)
 
 
 def uniform(keys: Keys, stream: int | tuple[int, ...]) -> npt.NDArray[np.float64]:
@@ -176,8 +182,8 @@ _current = _Current()
 def sample_rng() -> Generator:
     """The generator of the sample that is being transformed, for use inside a ``transform``.
 
-    It is keyed by (seed, epoch, sample index), so that a transform gives the same result for any number of threads and
-    workers. Within one sample every call returns the same generator, so draws go on where they stopped::
+    It is keyed by (seed, epoch, sample index, draw), so that a transform gives the same result for any number of
+    threads and workers. Within one sample every call returns the same generator, so draws go on where they stopped::
 
         def transform(image):
             return image.rot90(int(sample_rng().integers(4)), (1, 2))
@@ -231,6 +237,19 @@ class sampling:
         _current.key, _current.rng = self._before
 
 
+def _counters(name: str, values: npt.ArrayLike, start: str) -> Keys:
+    """(N,) integers, none negative, as uint64 that may be overwritten."""
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"{name} must have shape (N,), got {array.shape}")
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, got dtype {array.dtype}")
+    if array.size and array.dtype.kind == "i" and array.min() < 0:
+        position = int(np.argmax(array < 0))
+        raise ValueError(f"{name}[{position}] is {array[position]}; {start}")
+    return array.astype(np.uint64)
+
+
 def _word(name: str, value: int | np.integer) -> int:
     """``value`` as an int of 64 bits, or an error that names it."""
     try:
@@ -275,7 +294,7 @@ def _mix(z: Keys) -> Keys:
     return z
 
 
-def _nth(base: np.uint64, counters: Keys) -> Keys:
+def _nth(base: np.uint64 | Keys, counters: Keys) -> Keys:
     """Output number ``counters`` of a SplitMix64 seeded with ``base``, overwriting ``counters``."""
     counters += np.uint64(1)
     counters *= _UG

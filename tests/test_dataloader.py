@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import os
 import pickle
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ from training_packs import (
     process_of,
 )
 
-from packfmt import BlockBatchSampler, DecodeError, ImageDataset
+from packfmt import BlockBatchSampler, CenterCrop, DecodeError, ImageDataset, Resize
 
 pytestmark = pytest.mark.filterwarnings(FORKS_BESIDE_THREADS)
 
@@ -212,7 +213,9 @@ def test_torchs_collation_copies_nothing(ds: ImageDataset) -> None:
 def test_batches_and_samples_collate_alike(pack: str, output: Any, fields: Any) -> None:
     ds = ImageDataset(pack, crop=CROP, output=output, fields=fields)
     indices = [2, 5, 8]  # as many boxes each
-    batch, one_by_one = default_collate(ds.__getitems__(indices)), default_collate([ds[i] for i in indices])
+    batch = default_collate(ds.__getitems__(indices))
+    ds.set_epoch(0)  # the first draws again
+    one_by_one = default_collate([ds[i] for i in indices])
     assert torch.equal(batch[0], one_by_one[0])
     if fields == "names":  # ragged: a list, whatever the lengths in this batch
         assert torch.equal(torch.stack(batch[1]), one_by_one[1])
@@ -226,7 +229,9 @@ def test_a_collation_of_ones_own_gets_samples(ds: ImageDataset) -> None:
         images, labels = zip(*samples, strict=True)
         return torch.stack(images), torch.tensor(labels)
 
-    ours, theirs = (list(DataLoader(ds, batch_size=8, collate_fn=fn)) for fn in (None, collate))
+    ours = list(DataLoader(ds, batch_size=8))
+    ds.set_epoch(0)  # the first draws again
+    theirs = list(DataLoader(ds, batch_size=8, collate_fn=collate))
     assert pixels_of(ours) == pixels_of(theirs)
 
 
@@ -271,6 +276,8 @@ def test_torchs_samplers(ds: ImageDataset, kind: str, workers: int) -> None:
         "distributed": lambda: DistributedSampler(ds, 2, 1, shuffle=True),
         "batched": lambda: BatchSampler(SequentialSampler(ds), 7, drop_last=True),
     }
+    if kind == "weighted":
+        workers = min(workers, 1)  # two may swap the draws of a record
     options: dict[str, Any] = {"num_workers": workers}
     if workers:
         options["multiprocessing_context"] = "fork"
@@ -281,6 +288,7 @@ def test_torchs_samplers(ds: ImageDataset, kind: str, workers: int) -> None:
     found = list(loader)
     count = {"weighted": 24, "distributed": 20, "batched": 35}.get(kind, 40)
     assert sum(len(labels) for _, labels in found) == count
+    ds.set_epoch(0)  # the first draws again
     for images, labels in found:
         assert torch.equal(images, ds[labels][0])
 
@@ -292,7 +300,10 @@ def test_both_ways_through_a_subset_are_equal(ds: ImageDataset) -> None:
         __getitems__ = None  # type: ignore[assignment]
 
     for indices in ([5, 30, -1], torch.tensor([5, 30, -1]), np.array([5, 30, -1])):
-        at_once, one_by_one = (list(DataLoader(kind(ds, indices), batch_size=2)) for kind in (Subset, OneByOne))
+        ds.set_epoch(0)  # the first draws again
+        at_once = list(DataLoader(Subset(ds, indices), batch_size=2))
+        ds.set_epoch(0)
+        one_by_one = list(DataLoader(OneByOne(ds, indices), batch_size=2))
         assert labels_of(at_once) == labels_of(one_by_one) == [[5, 30], [39]]
         assert pixels_of(at_once) == pixels_of(one_by_one)
 
@@ -317,3 +328,139 @@ def test_a_dataset_around_it_knows_the_epoch(ds: ImageDataset) -> None:
     found = [(batch["image"], batch["label"]) for batch in DataLoader(Around(), batch_sampler=sampler)]
     ds.set_epoch(3)
     assert pixels_of(found) == pixels_of([ds[list(range(40))]])
+
+
+# Epochs of samplers that know nothing of epochs
+
+
+WORKERS = {
+    "no workers": {},
+    "workers": {"num_workers": 2, "multiprocessing_context": "fork"},
+    "persistent workers": {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
+    "persistent spawned workers": {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True},
+    "forkserver": {"num_workers": 2, "multiprocessing_context": "forkserver"},
+}
+
+
+class Mapped(torch.utils.data.Dataset[Any]):
+    """Gives the records of a dataset in the opposite order."""
+
+    def __init__(self, inner: ImageDataset) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[int(len(self) - 1 - index)]
+
+
+@pytest.fixture
+def noisy(pack: str) -> Iterator[ImageDataset]:
+    """Samples that differ wherever their keys do; small crops may be alike by chance."""
+    with ImageDataset(pack, crop=CROP, flip=FLIP, transform=add_noise, seed=3, threads=1) as dataset:
+        yield dataset
+
+
+def epochs_of(loader: Any, count: int) -> list[dict[int, bytes]]:
+    return [pixels_of(loader) for _ in range(count)]
+
+
+def all_differ(epochs: list[dict[int, bytes]]) -> bool:
+    return all(len({epoch[label] for epoch in epochs}) == len(epochs) for label in epochs[0])
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_every_epoch_of_a_foreign_sampler_has_new_crops(noisy: ImageDataset, pack: str, workers: str) -> None:
+    epochs = epochs_of(DataLoader(noisy, batch_size=8, shuffle=True, **WORKERS[workers]), 3)
+    assert all_differ(epochs)
+    alone = ImageDataset(pack, crop=CROP, flip=FLIP, transform=add_noise, seed=3, threads=1)
+    assert epochs == epochs_of(DataLoader(alone, batch_size=5), 3)  # whatever the order, the batches and the workers
+
+
+def test_the_first_draws_are_those_of_the_epoch(noisy: ImageDataset) -> None:
+    loader = DataLoader(noisy, batch_size=8, shuffle=True)
+    own = DataLoader(noisy, batch_sampler=BlockBatchSampler(noisy, 8))
+    first, second = epochs_of(own, 2)
+    for epoch, expected in ((0, first), (1, second), (0, first)):
+        noisy.set_epoch(epoch)
+        assert pixels_of(loader) == expected
+        assert pixels_of(loader) not in (first, second)
+
+
+def test_an_epoch_of_less_than_all_has_new_crops_too(noisy: ImageDataset) -> None:
+    loader = DataLoader(noisy, batch_size=7, drop_last=True)
+    first, second = epochs_of(loader, 2)
+    for label in first.keys() & second.keys():
+        assert first[label] != second[label]
+    broken_off = next(iter(loader))
+    assert all(pixels not in (first[label], second[label]) for label, pixels in pixels_of([broken_off]).items())
+
+
+@pytest.mark.parametrize("workers", [0, 1])  # two may give one number to two draws of the same moment
+def test_draws_with_replacement_differ_within_an_epoch(noisy: ImageDataset, workers: int) -> None:
+    sampler = WeightedRandomSampler([1.0, 3.0], 60, generator=torch.Generator().manual_seed(1))
+    loader = DataLoader(Subset(noisy, [4, 9]), batch_size=8, sampler=sampler, num_workers=workers)
+    seen = [image.numpy().tobytes() for images, _ in loader for image in images]
+    assert len(seen) == 60
+    assert len(set(seen)) == 60
+
+
+@pytest.mark.parametrize("workers", ["no workers", "persistent workers"])
+@pytest.mark.parametrize("around", ["concatenated", "mapped", "subset of mapped"])
+def test_wrappers_get_new_crops_in_every_epoch(noisy: ImageDataset, around: str, workers: str) -> None:
+    wrapped: Any = {
+        "concatenated": lambda: ConcatDataset([Subset(noisy, range(20)), Subset(noisy, range(20, 40))]),
+        "mapped": lambda: Mapped(noisy),
+        "subset of mapped": lambda: Subset(Mapped(noisy), range(40)),
+    }[around]()
+    for options in ({"batch_size": 8, "shuffle": True}, {"batch_sampler": BlockBatchSampler(wrapped, 8)}):
+        assert all_differ(epochs_of(DataLoader(wrapped, **options, **WORKERS[workers]), 3))
+
+
+def test_our_samplers_epochs_are_exact_over_concatenated_datasets(pack: str) -> None:
+    def halves() -> list[ImageDataset]:
+        return [ImageDataset(pack, crop=CROP, flip=FLIP, seed=seed) for seed in (1, 2)]
+
+    both = ConcatDataset(halves())
+    sampler = BlockBatchSampler(both, 8, shuffle=False)
+    for epoch in (5, 0, 2):
+        sampler.set_epoch(epoch)
+        found = torch.cat([images for images, _ in DataLoader(both, batch_sampler=sampler)])
+        alone = halves()
+        for ds in alone:
+            ds.set_epoch(epoch)
+        assert torch.equal(found, torch.cat([ds[list(range(40))][0] for ds in alone]))
+
+
+def test_what_needs_no_random_numbers_counts_nothing(pack: str) -> None:
+    for crop in (None, CenterCrop(8), Resize(8)):
+        assert ImageDataset(pack, crop=crop)._draws is None
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_ranks_started_from_one_process_do_not_share_what_they_count(noisy: ImageDataset, method: str) -> None:
+    noisy[0]
+    context = multiprocessing.get_context(method)
+    parent, child = context.Pipe()
+    noisy.set_epoch(3)
+    process = context.Process(target=act_as_a_rank, args=(noisy, child))
+    process.start()
+    seen = parent.recv()
+    process.join()
+    assert seen[0] == pixels_of([noisy[[0, 1]]])
+    assert noisy.epoch == 3
+    noisy.set_epoch(3)
+    loader = DataLoader(noisy, batch_size=8, num_workers=2, multiprocessing_context="fork")
+    assert all_differ([*epochs_of(loader, 2)])
+    assert not {seen[0][0], seen[0][1]} & {seen[1][0], seen[1][1], seen[2][0], seen[2][1]}
+
+
+def act_as_a_rank(ds: ImageDataset, connection: Any) -> None:
+    """Draw here, then in workers, and set another epoch."""
+    seen = [pixels_of([ds[[0, 1]]])]
+    loader = DataLoader(ds, batch_size=8, num_workers=1, multiprocessing_context="fork")
+    seen += epochs_of(loader, 2)
+    ds.set_epoch(9)
+    ds.close()
+    connection.send(seen)

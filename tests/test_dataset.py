@@ -73,6 +73,7 @@ def test_a_batch_equals_its_samples(ds: ImageDataset) -> None:
     images, labels = ds[indices]
     assert labels.tolist() == indices
     assert labels.dtype == torch.int64
+    ds.set_epoch(0)  # the first draws again
     for image, index in zip(images, indices, strict=True):
         assert torch.equal(image, ds[index][0])
 
@@ -85,10 +86,13 @@ def test_a_batch_is_one_channels_last_tensor(ds: ImageDataset) -> None:
 
 def test_pixels_are_owned_and_writable(ds: ImageDataset) -> None:
     before, _ = ds[[3, 4]]
+    ds.set_epoch(0)  # the first draws again
     changed, _ = ds[[3, 4]]
     changed.zero_()
+    ds.set_epoch(0)
     one, _ = ds[3]
     one.zero_()
+    ds.set_epoch(0)
     again, _ = ds[[3, 4]]
     assert torch.equal(again, before)
 
@@ -143,6 +147,7 @@ def test_output_numpy(pack: str) -> None:
     image, _ = ds[1]
     assert type(image) is np.ndarray
     assert image.shape == (16, 16, 3)
+    ds.set_epoch(0)  # the first draws again
     images, _ = ds[[1, 2]]
     assert type(images) is np.ndarray
     assert np.array_equal(images[0], image)
@@ -357,7 +362,9 @@ def test_a_column_of_fixed_shape_is_no_list_for_each_box(tmp_path: Path) -> None
     values = {"boxes": boxes, "labels": np.array([1, 2]), "size": np.array([40, 40])}
     path = packed(tmp_path, *[jpeg(40, 40)] * 6, columns=columns, **values)
     ds = ImageDataset(path, fields=("boxes", "labels", "size"), crop=packfmt.RandomCrop(16))
-    single, batch = [ds[index][1] for index in range(6)], ds[list(range(6))][1]
+    single = [ds[index][1] for index in range(6)]
+    ds.set_epoch(0)  # the first draws again
+    batch = ds[list(range(6))][1]
     assert {len(target["boxes"]) for target in single} <= {0, 1}
     assert [target["size"].tolist() for target in single] == batch["size"].tolist() == [[40, 40]] * 6
     assert [target["labels"].tolist() for target in single] == [labels.tolist() for labels in batch["labels"]]
@@ -409,6 +416,7 @@ def test_transformed_tensors_are_stacked(pack: str) -> None:
     ds = ImageDataset(pack, crop=CROP, transform=lambda image: image.float() / 255)
     images, _ = ds[[0, 1]]
     assert images.dtype == torch.float32
+    ds.set_epoch(0)  # the first draws again
     assert torch.equal(images[1], ds[1][0])
 
 
@@ -467,6 +475,7 @@ def test_skipping_makes_batches_smaller(bad_pack: str, in_memory: bool, monkeypa
     ds = ImageDataset(bad_pack, crop=CROP, on_error="skip")
     images, labels = ds[list(range(8))]
     assert labels.tolist() == [0, 1, 2, 6, 7]
+    ds.set_epoch(0)  # the first draws again
     assert torch.equal(images[3], ds[6][0])
     assert ds.skipped == 3
     job = ds.start(range(8), 0)
@@ -640,7 +649,7 @@ class _Job:
 
 
 class _Begun(list[_Job]):
-    def __call__(self, indices: Any, epoch: int) -> Any:
+    def __call__(self, indices: Any, epoch: int, draws: Any) -> Any:
         self.append(_Job(indices))
         return self[-1]
 

@@ -92,6 +92,13 @@ class TestGolden:
             base = splitmix64(base + word * 0x9E3779B97F4A7C15, 1)[0]
         assert sample_keys(seed, epoch, range(5)).tolist() == splitmix64(base, 5)
 
+    @given(WORDS, WORDS, st.integers(1, 2**40))
+    def test_keys_of_further_draws_follow_the_documented_formula(self, seed, epoch, draw):
+        base = 0
+        for word in (2, seed, epoch, draw):
+            base = splitmix64(base + word * 0x9E3779B97F4A7C15, 1)[0]
+        assert sample_keys(seed, epoch, range(5), np.full(5, draw)).tolist() == splitmix64(base, 5)
+
 
 class TestSampleKeys:
     @given(st.lists(st.integers(0, 2**63 - 1), max_size=20), st.integers(0, 20))
@@ -114,9 +121,24 @@ class TestSampleKeys:
         keys = np.concatenate([sample_keys(seed, epoch, np.arange(20_000)) for seed, epoch in pairs])
         assert len(np.unique(keys)) == len(keys)
 
+    def test_the_first_draw_has_the_samples_key(self):
+        draws = np.array([0, 3, 0, 1])
+        keys = sample_keys(5, 6, range(4), draws)
+        assert (keys == sample_keys(5, 6, range(4))).tolist() == [True, False, True, False]
+        assert draws.tolist() == [0, 3, 0, 1]
+
+    def test_are_unique_over_draws_epochs_and_seeds(self):
+        indices, draws = (part.ravel() for part in np.meshgrid(np.arange(500), np.arange(50)))
+        pairs = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
+        keys = np.concatenate([sample_keys(seed, epoch, indices, draws) for seed, epoch in pairs])
+        assert len(np.unique(keys)) == len(keys)
+
     @pytest.mark.parametrize(
         ("arguments", "error", "message"),
         [
+            ((0, 0, [1, 2], np.array([0, -1])), ValueError, r"draws\[1\] is -1; draws are counted from 0"),
+            ((0, 0, [1, 2], np.array([0.0, 1.0])), TypeError, "draws must be integers"),
+            ((0, 0, [1, 2], np.array([0])), ValueError, r"draws must have shape \(2,\)"),
             ((-1, 0, [0]), ValueError, "seed must lie in"),
             ((2**64, 0, [0]), ValueError, "seed must lie in"),
             ((0, -1, [0]), ValueError, "epoch must lie in"),

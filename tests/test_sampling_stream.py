@@ -256,12 +256,22 @@ class TestSampleIndex:
     def test_is_an_int_that_knows_its_epoch(self):
         index = SampleIndex(5, 3)
         assert (index, index.epoch, [10, 20, 30, 40, 50, 60][index]) == (5, 3, 60)
-        assert type(index + 1) is int
+        assert type(index * 2) is int
+
+    def test_shifting_keeps_what_it_knows(self):
+        index = SampleIndex(5, 3, 2, 4)
+        for shifted in (index + 10, 10 + index, index - 5, index - np.int64(5)):
+            assert type(shifted) is SampleIndex
+            assert (shifted.epoch, shifted.draw, shifted.source) == (3, 2, 4)
+        assert (index + 10, 10 + index, index - 5) == (15, 15, 0)
+        assert type(index + 0.5) is float
 
     @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
     def test_crosses_process_borders(self, protocol):
         index = pickle.loads(pickle.dumps(SampleIndex(5, 3), protocol))
-        assert (index, index.epoch) == (5, 3)
+        assert (index, index.epoch, index.draw, index.source) == (5, 3, 0, None)
+        again = pickle.loads(pickle.dumps(SampleIndex(5, 3, 2, 4), protocol))
+        assert (again, again.epoch, again.draw, again.source) == (5, 3, 2, 4)
 
     def test_every_index_of_a_batch_is_one(self):
         sampler = block(4)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -118,8 +118,15 @@ def digest(array: npt.NDArray[Any]) -> int:
 
 
 def tell_epoch(source: object, epoch: int) -> None:
-    """Call ``set_epoch`` of a dataset, or of the one that a ``Subset`` is of, whose indices carry no epoch."""
-    while source is not None and not hasattr(source, "set_epoch"):
-        source = getattr(source, "dataset", None)
-    if source is not None:
+    """Call ``set_epoch`` of a dataset, or of those that a ``Subset`` or ``ConcatDataset`` is of.
+
+    Their indices may come without the epoch that a sampler gave them.
+    """
+    if hasattr(source, "set_epoch"):
         source.set_epoch(epoch)
+        return
+    several = getattr(source, "datasets", ())
+    inner = several.values() if isinstance(several, Mapping) else several if isinstance(several, Sequence) else ()
+    for dataset in (getattr(source, "dataset", None), *inner):
+        if dataset is not None:
+            tell_epoch(dataset, epoch)

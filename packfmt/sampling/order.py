@@ -16,7 +16,7 @@ from packfmt.sampling.blocksahead import NONE
 from packfmt.sampling.facts import ask_of, labels_of, record_bytes_of, tell_epoch
 from packfmt.sampling.quality import OrderQuality, measure
 from packfmt.sampling.ranks import Indices, resolve_ranks, share, whole_number
-from packfmt.sampling.sampleindex import SampleIndex
+from packfmt.sampling.sampleindex import ONCE, Draws, SampleIndex, Upcoming
 
 __all__ = ["BatchSampler", "Partial"]
 
@@ -109,6 +109,15 @@ class BatchSampler(ABC):
         Returns: (n,) int64 indices, n <= global_batch_size; (n, length) where samples are sequences.
         """
 
+    def global_draws(self, epoch: int, position: int) -> Draws:
+        """Which draw of its record each sample of a global batch is, and whose key it uses, in the same shape.
+
+        Args:
+            epoch: 0 <= epoch < 2**63.
+            position: 0 <= position < len(self).
+        """
+        return ONCE
+
     @abstractmethod
     def _identity(self) -> dict[str, int | str]:
         """What the order depends on: a state resumes only where all of it is equal."""
@@ -136,7 +145,7 @@ class BatchSampler(ABC):
         """
         if not 0 <= position < self._length:
             raise IndexError(f"an epoch has {self._length} batches, asked for {position}")
-        return share(self.global_batch(epoch, position), self.rank, self.world_size).ravel()
+        return self._mine(self.global_batch(epoch, position))
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Indices]:
         """This rank's batches of an epoch, from position ``start`` on; it changes no state.
@@ -167,6 +176,15 @@ class BatchSampler(ABC):
     def with_read_ahead(self, epoch: int, start: int = 0) -> Iterator[tuple[Indices, Indices]]:
         """Pairs of ``batches(epoch, start)`` and ``read_ahead(epoch, start)``."""
         return zip(self.batches(epoch, start), chain(self.read_ahead(epoch, start), repeat(NONE)), strict=False)
+
+    def draws(self, epoch: int, start: int = 0) -> Iterator[Draws]:
+        """For each of ``batches(epoch, start)``, which draw of its record each sample is, and whose key it uses."""
+        for position in range(start, self._length):
+            draws = self.global_draws(epoch, position)
+            yield ONCE if draws is ONCE else Draws(*(None if part is None else self._mine(part) for part in draws))
+
+    def _mine(self, rows: Indices) -> Indices:
+        return share(rows, self.rank, self.world_size).ravel()
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next iteration goes through, from its start.
@@ -259,22 +277,22 @@ class BatchSampler(ABC):
         self._claimed = True
         run = self._run
         tell_epoch(self._dataset, epoch)
-        for done, batch in enumerate(self._announced(epoch, start), start + 1):
+        for done, (batch, draws) in enumerate(self._announced(epoch, start), start + 1):
             if self._run is run:
                 self._position = done
-            yield [SampleIndex(index, epoch) for index in batch.tolist()]
+            yield _sample_indices(epoch, batch, draws)
 
-    def _announced(self, epoch: int, start: int) -> Iterator[Indices]:
+    def _announced(self, epoch: int, start: int) -> Iterator[tuple[Indices, Draws]]:
         """The rest of an epoch, each batch announced to the dataset ahead of time."""
         announce = getattr(self._dataset, "announce", None)
         lookahead = int(getattr(self._dataset, "lookahead", 0)) if announce is not None else 0
-        waiting: deque[Indices] = deque()
+        waiting: deque[tuple[Indices, Draws]] = deque()
         ask = ask_of(self._dataset)
-        for batch, near in self.with_read_ahead(epoch, start):
+        for (batch, near), draws in zip(self.with_read_ahead(epoch, start), self.draws(epoch, start), strict=False):
             ask(near)
             if announce is not None and lookahead > 0:
-                announce((epoch, batch))
-            waiting.append(batch)
+                announce(Upcoming(epoch, batch, draws))
+            waiting.append((batch, draws))
             if len(waiting) > lookahead:
                 yield waiting.popleft()
         yield from waiting
@@ -295,3 +313,14 @@ class BatchSampler(ABC):
             "partial": self.partial,
             **self._identity(),
         }
+
+
+def _sample_indices(epoch: int, batch: Indices, draws: Draws) -> list[SampleIndex]:
+    if draws is ONCE:
+        return [SampleIndex(index, epoch) for index in batch.tolist()]
+    numbers = repeat(0) if draws.numbers is None else draws.numbers.tolist()
+    sources = repeat(None) if draws.sources is None else draws.sources.tolist()
+    return [
+        SampleIndex(index, epoch, number, source)
+        for index, number, source in zip(batch.tolist(), numbers, sources, strict=False)
+    ]

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from packfmt.sampling.sampleindex import ONCE, Draws
 from packfmt.training.batch import BatchJob
 from packfmt.training.pool import reset_after_fork
 
 __all__ = ["Ahead"]
 
 Indices = npt.NDArray[np.int64]
-Begin = Callable[[Indices, int], BatchJob]
+Name = tuple[int, bytes, bytes]  # of a batch: its epoch, its indices and their draws
+Begin = Callable[[Indices, int, Draws], BatchJob]
 
 
 class Ahead:
@@ -34,22 +36,22 @@ class Ahead:
     def start_process(self) -> None:
         """Be empty, as at first: the jobs of another process never end in this one."""
         self._lock = threading.Lock()
-        self._announced: deque[tuple[tuple[int, bytes], Indices]] = deque()
-        self._begun: deque[tuple[tuple[int, bytes], BatchJob]] = deque()
+        self._announced: deque[tuple[Name, Indices, Draws]] = deque()
+        self._begun: deque[tuple[Name, BatchJob]] = deque()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Ahead, ())
 
-    def announce(self, epoch: int, indices: Indices, depth: int) -> None:
+    def announce(self, epoch: int, indices: Indices, depth: int, draws: Draws = ONCE) -> None:
         """Hear which batch will be asked for, at most ``depth`` batches from now."""
         with self._lock:
-            self._announced.append(((epoch, indices.tobytes()), indices))
+            self._announced.append((_name(epoch, indices, draws), indices, draws))
             while len(self._announced) > depth + 1:
                 self._announced.popleft()
 
-    def take(self, epoch: int, indices: Indices, begin: Begin, depth: int) -> BatchJob:
+    def take(self, epoch: int, indices: Indices, begin: Begin, depth: int, draws: Draws = ONCE) -> BatchJob:
         """The job of a batch, which may have been begun already; the ``depth`` announced after it are begun now."""
-        wanted = (epoch, indices.tobytes())
+        wanted = _name(epoch, indices, draws)
         with self._lock:
             if not any(name == wanted for name, _ in self._begun):
                 self._cancel()
@@ -57,13 +59,13 @@ class Ahead:
                     self._announced.popleft()
                 if self._announced:
                     self._announced.popleft()
-                self._begun.append((wanted, begin(indices, epoch)))
+                self._begun.append((wanted, begin(indices, epoch, draws)))
             while self._begun[0][0] != wanted:  # the loop left batches out
                 self._begun.popleft()[1].cancel()
             job = self._begun.popleft()[1]
             while self._announced and len(self._begun) < depth:
-                name, upcoming = self._announced.popleft()
-                self._begun.append((name, begin(upcoming, name[0])))
+                name, upcoming, its = self._announced.popleft()
+                self._begun.append((name, begin(upcoming, name[0], its)))
         return job
 
     def clear(self) -> None:
@@ -75,3 +77,7 @@ class Ahead:
     def _cancel(self) -> None:
         while self._begun:
             self._begun.popleft()[1].cancel()
+
+
+def _name(epoch: int, indices: Indices, draws: Draws) -> Name:
+    return (epoch, indices.tobytes(), draws.name())

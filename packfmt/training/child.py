@@ -74,7 +74,10 @@ def _listen(
         slots.release(freed)
         finish = Finish(dataset, collate, batch_transform, request)
         try:
-            jobs.put(dataset.start(request.indices, request.epoch, allocate=slots.allocate, then=finish))
+            job = dataset.start(
+                request.indices, request.epoch, draws=request.draws, allocate=slots.allocate, then=finish
+            )
+            jobs.put(job)
         except Exception as error:
             jobs.put(error)
         ask(request.near)

@@ -16,14 +16,15 @@ from torch.utils.data import Dataset
 from packfmt import storage
 from packfmt.errors import CorruptError, FormatError
 from packfmt.images.decode import Decoder
-from packfmt.images.geometry import Crop, Flip
-from packfmt.randomness import sample_keys
+from packfmt.images.geometry import CenterCrop, Crop, Flip, Resize
+from packfmt.randomness import Keys, sample_keys
+from packfmt.sampling.sampleindex import ONCE, Draws, Upcoming, draws_of
 from packfmt.storage import Reader
 from packfmt.storage.base import Verify
 from packfmt.storage.filebytes import IO
 from packfmt.training.ahead import Ahead
 from packfmt.training.batch import BatchJob
-from packfmt.training.epochs import EpochCounter
+from packfmt.training.epochs import DrawCounter, EpochCounter
 from packfmt.training.plan import Allocate, Recipe, as_flips, interpolation_of, plan_batch
 from packfmt.training.pool import CallerPool, DecodePool
 from packfmt.training.recycle import Recycler
@@ -40,8 +41,14 @@ PathLike = str | os.PathLike[str]
 class ImageDataset(Dataset[Any]):
     """The samples of a pack: ``ds[i]`` is ``(image, label)``, ``ds[[i, j, k]]`` a whole batch.
 
-    Augmentation depends on (seed, epoch, index) only, so a sample has the same pixels for any number of threads and
-    workers, and from any backend. Thread-safe. Pickles as paths and options (about a kilobyte); in a new process,
+    Augmentation depends on (seed, epoch, index, draw) only, so a sample has the same pixels for any number of threads
+    and workers, and from any backend. ``draw`` counts how often the record was drawn before. Indices of packfmt's
+    samplers carry it, and the epoch. Draws by plain indices are counted here, in DataLoader's workers too, since
+    ``set_epoch`` was last called: so every epoch of any sampler has new crops, as ``ds[i]`` has when it is asked for
+    again. Two draws of one record that two workers work on at once may swap, and what workers made ahead of a loop
+    that stopped early counts as drawn; all else is repeatable.
+
+    Thread-safe. Pickles as paths and options (about a kilobyte); in a new process,
     however it was started, threads and files are opened again when first used.
 
     A subclass that overrides ``__getitem__`` is asked one index at a time by DataLoader, and refused by ``Loader``.
@@ -107,6 +114,8 @@ class ImageDataset(Dataset[Any]):
         self._recycler = Recycler()
         self.seed = seed
         self._epochs = EpochCounter()
+        random = flip or transform or not isinstance(crop, (CenterCrop, Resize, type(None)))
+        self._draws = DrawCounter(len(self.reader)) if random else None
         self.lookahead = lookahead
         self.skipped = 0
         self._ahead = Ahead()
@@ -130,12 +139,14 @@ class ImageDataset(Dataset[Any]):
         return self._pool.threads
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose crops, flips and random numbers ``ds[...]`` gives.
+        """Choose the epoch whose crops, flips and random numbers ``ds[...]`` gives, and count draws from the first on.
 
-        Indices of packfmt's samplers carry their own. With samplers of another origin call it before every epoch; it
-        reaches DataLoader's workers too, persistent ones included.
+        Indices of packfmt's samplers carry their own. With samplers of another origin each epoch has new ones all the
+        same; call it to say which. It reaches DataLoader's workers too, persistent ones included.
         """
         self._epochs.set(epoch)
+        if self._draws is not None:
+            self._draws.reset()
 
     @property
     def epoch(self) -> int:
@@ -158,13 +169,15 @@ class ImageDataset(Dataset[Any]):
         if type(self).__getitem__ is not ImageDataset.__getitem__:
             return [self[index] for index in indices]  # a subclass's own, which a batch must not go round
         positions = self._positions(indices)
-        return self._some(self._ahead.take(self._epoch_of(indices), positions, self.start, self.lookahead))
+        epoch, draws = self._drawn(indices, positions)
+        return self._some(self._ahead.take(epoch, positions, self._begin, self.lookahead, draws))
 
     def start(
         self,
         indices: npt.ArrayLike,
         epoch: int,
         *,
+        draws: Draws = ONCE,
         allocate: Allocate | None = None,
         then: Callable[[BatchJob], Any] | None = None,
         chosen: Chosen | None = None,
@@ -174,27 +187,31 @@ class ImageDataset(Dataset[Any]):
         Args:
             indices: (N,) record indices.
             epoch: that keys the random numbers.
+            draws: that key them too.
             allocate: gives the array for decoded images by its shape (N, H, W, C); None takes the dataset's own.
             then: called with the job in the thread that finishes last; ``job.product`` is what it returned.
             chosen: from ``choose_ahead``, for these indices; None chooses for this batch alone.
         """
         if chosen is None:
-            (chosen,) = self.choose_ahead((indices,), epoch)
+            (chosen,) = self.choose_ahead((indices,), epoch, (draws,))
         positions = chosen.positions
         with suppress(CorruptError):  # said where the record is read
             self.reader.will_need(positions)  # the whole batch at once, and before the threads come to it
         plan = partial(plan_batch, self._recipe, chosen, allocate or self._recycler.allocate)
         return BatchJob(self._recipe, positions, plan, self._pool, then)
 
-    def choose_ahead(self, batches: Sequence[npt.ArrayLike], epoch: int) -> list[Chosen]:
+    def choose_ahead(
+        self, batches: Sequence[npt.ArrayLike], epoch: int, draws: Sequence[Draws] | None = None
+    ) -> list[Chosen]:
         """What ``start`` takes as ``chosen`` for each of some batches, which costs less than for one after another.
 
         Args:
             batches: (N,) record indices each.
             epoch: that keys the random numbers.
+            draws: of each batch, which key them too; None where all records are drawn once.
         """
         positions = [self._positions(batch) for batch in batches]
-        span = Span(self._recipe, positions, partial(sample_keys, self.seed, epoch))
+        span = Span(self._recipe, positions, draws or [ONCE] * len(positions), partial(_keys, self.seed, epoch))
         return [Chosen(batch, span, number) for number, batch in enumerate(positions)]
 
     def finish(self, job: BatchJob) -> Samples:
@@ -222,7 +239,8 @@ class ImageDataset(Dataset[Any]):
         """Hear from a sampler which batch will be asked for later. Nothing is decoded until this process is asked for a
         batch: with DataLoader workers, the samples are asked for elsewhere."""
         epoch, indices = upcoming
-        self._ahead.announce(epoch, self._positions(indices), self.lookahead)
+        draws = upcoming.draws if isinstance(upcoming, Upcoming) else ONCE
+        self._ahead.announce(epoch, self._positions(indices), self.lookahead, draws)
 
     def with_threads(self, threads: int) -> ImageDataset:
         """The same dataset with another number of threads, not started yet."""
@@ -243,13 +261,19 @@ class ImageDataset(Dataset[Any]):
         self.reader.close()
 
     def _sample(self, index: Any) -> Any:
-        (chosen,) = self.choose_ahead(((index,),), self._epoch_of((index,)))
+        positions = self._positions((index,))
+        epoch, draws = self._drawn((index,), positions)
+        (chosen,) = self.choose_ahead((positions,), epoch, (draws,))
         plan = partial(plan_batch, self._recipe, chosen)
         return self._some(BatchJob(self._recipe, chosen.positions, plan, CallerPool()))[0]
 
     def _batch(self, indices: Sequence[int]) -> Any:
         positions = self._positions(indices)
-        return make_batch(self._some(self.start(positions, self._epoch_of(indices))), "stack")
+        epoch, draws = self._drawn(indices, positions)
+        return make_batch(self._some(self.start(positions, epoch, draws=draws)), "stack")
+
+    def _begin(self, positions: npt.NDArray[np.int64], epoch: int, draws: Draws) -> BatchJob:
+        return self.start(positions, epoch, draws=draws)
 
     def _positions(self, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Indices as int64, those below 0 counted from the end.
@@ -270,8 +294,12 @@ class ImageDataset(Dataset[Any]):
                 raise IndexError(f"{self.reader.path} has {count} records, asked for {given.min()} to {given.max()}")
         return positions
 
-    def _epoch_of(self, indices: Sequence[Any]) -> int:
-        return getattr(indices[0], "epoch", self.epoch) if len(indices) else self.epoch
+    def _drawn(self, indices: Sequence[Any], positions: npt.NDArray[np.int64]) -> tuple[int, Draws]:
+        """The epoch and the draws that indices carry, or else those that are counted here."""
+        epoch = getattr(indices[0], "epoch", None) if len(indices) else None
+        if epoch is not None:
+            return int(epoch), draws_of(indices)
+        return self.epoch, ONCE if self._draws is None else self._draws.draw(positions)
 
 
 class MMapImageDataset(ImageDataset):
@@ -288,6 +316,10 @@ class LMDBImageDataset(ImageDataset):
     def __init__(self, pack: PathLike | Sequence[PathLike] | Reader, **options: Any) -> None:
         super().__init__(pack, **options)
         _expect(self.reader, lmdb=True)
+
+
+def _keys(seed: int, epoch: int, positions: npt.NDArray[np.int64], draws: Draws) -> Keys:
+    return sample_keys(seed, epoch, positions if draws.sources is None else draws.sources, draws.numbers)
 
 
 def _expect(reader: Reader, *, lmdb: bool) -> None:

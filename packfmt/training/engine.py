@@ -13,6 +13,7 @@ import torch
 
 from packfmt.randomness import batch_rng
 from packfmt.sampling.facts import ask_of
+from packfmt.sampling.sampleindex import ONCE, Draws
 from packfmt.training.batch import SLOW_SAMPLES, BatchJob, Timing
 from packfmt.training.collate import Collate
 from packfmt.training.dataset import ImageDataset
@@ -38,6 +39,7 @@ class Request:
     number: int
     indices: npt.NDArray[np.int64]
     near: npt.NDArray[np.int64]
+    draws: Draws = ONCE
 
 
 @dataclass(slots=True)
@@ -153,7 +155,9 @@ class ThreadEngine:
     def tickets(self, requests: Iterator[Request]) -> Iterator[BatchJob]:
         ask = ask_of(self._dataset)
         for span in _spans(requests):
-            parts = self._dataset.choose_ahead([request.indices for request in span], span[0].epoch)
+            parts = self._dataset.choose_ahead(
+                [request.indices for request in span], span[0].epoch, [request.draws for request in span]
+            )
             for request, chosen in zip(span, parts, strict=True):
                 finish = Finish(self._dataset, self._collate, self._batch_transform, request)
                 job = self._dataset.start(

@@ -239,8 +239,10 @@ class Loader:
                 engine.cancel(ticket)
 
     def _requests(self, epoch: int, start: int) -> Iterator[Request]:
-        for number, (indices, near) in enumerate(self.sampler.with_read_ahead(epoch, start), start):
-            yield Request(epoch, number * self.sampler.world_size + self.sampler.rank, indices, near)
+        rank, ranks = self.sampler.rank, self.sampler.world_size
+        batches = zip(self.sampler.with_read_ahead(epoch, start), self.sampler.draws(epoch, start), strict=False)
+        for number, ((indices, near), draws) in enumerate(batches, start):
+            yield Request(epoch, number * ranks + rank, indices, near, draws)
 
     def _collect(self, engine: Engine, tickets: deque[Any]) -> Made:
         depth = sum(map(engine.ready, tickets))

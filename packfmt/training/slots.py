@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["MOST_SLOTS", "Parcel", "SlotReader", "SlotWriter"]
+__all__ = ["MOST_SLOTS", "Parcel", "SlotReader", "SlotWriter", "nameless_file"]
 
 LEAST = 1 << 20  # bytes of a slot. All are powers of two, so that batches fit into each other's; unused pages are free
 SMALL = 4 << 10  # bytes up to which an array travels in the message itself
@@ -144,7 +144,7 @@ class SlotWriter:
                 self._claims[slot] = 1
                 return slot
             rounded = max(LEAST, 1 << (size - 1).bit_length())
-            descriptor = _nameless_file()
+            descriptor = nameless_file()
             os.ftruncate(descriptor, rounded)
             mapped = mmap.mmap(descriptor, rounded)
             slot = len(self._maps)
@@ -252,7 +252,8 @@ def _tensor(array: Array, dtype: torch.dtype) -> torch.Tensor:
     return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
-def _nameless_file() -> int:
+def nameless_file() -> int:
+    """The descriptor of an empty file in memory."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("packfmt", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:  # other POSIX systems: an unlinked file

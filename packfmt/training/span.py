@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packfmt.randomness import Keys
+from packfmt.sampling.sampleindex import Draws, join_draws
 from packfmt.training.plan import Choices, Recipe, choose
 
 __all__ = ["Chosen", "Span"]
@@ -36,12 +37,20 @@ class Span:
     Args:
         recipe: the dataset's.
         batches: (N,) records each.
+        draws: of each batch.
         keys: gives records' random keys.
     """
 
-    def __init__(self, recipe: Recipe, batches: Sequence[Positions], keys: Callable[[Positions], Keys]) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        batches: Sequence[Positions],
+        draws: Sequence[Draws],
+        keys: Callable[[Positions, Draws], Keys],
+    ) -> None:
         self._recipe = recipe
         self._batches = batches
+        self._draws = draws
         self._keys = keys
         self._ends = list(accumulate(map(len, batches)))
         self._lock = threading.Lock()
@@ -57,13 +66,13 @@ class Span:
         with self._lock:  # who comes second waits, since it can do nothing without
             if self._whole is None and not self._apart:
                 try:
-                    self._whole = self._choose(np.concatenate(self._batches))
+                    self._whole = self._choose(np.concatenate(self._batches), join_draws(self._batches, self._draws))
                 except Exception:  # one batch's error is not to come in another's place
                     self._apart = True
         batch = self._batches[number]
         if self._whole is None:
-            return self._choose(batch)
+            return self._choose(batch, self._draws[number])
         return self._whole.part(self._ends[number] - len(batch), self._ends[number])
 
-    def _choose(self, positions: Positions) -> Choices:
-        return choose(self._recipe, positions, self._keys(positions))
+    def _choose(self, positions: Positions, draws: Draws) -> Choices:
+        return choose(self._recipe, positions, self._keys(positions, draws))
