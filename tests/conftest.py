@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from images import jpeg, png
 
 pytest.register_assert_rewrite("contracts.reader")
+
+# Without torch, which not every Python has, the rest runs: tools/install.sh test-matrix asks for that.
+TORCH = find_spec("torch") is not None
+IMPORTS_TORCH = re.compile(r"^(from|import) (torch|packfmt\.training|training_packs)\b", re.MULTILINE)
+collect_ignore = (
+    []
+    if TORCH
+    else [
+        str(path.relative_to(Path(__file__).parent))
+        for path in Path(__file__).parent.rglob("test_*.py")
+        if IMPORTS_TORCH.search(path.read_text("utf-8"))
+    ]
+)
+
+
+def pytest_report_header() -> list[str]:
+    return [] if TORCH else [f"torch is not installed: {len(collect_ignore)} files that need it are left out"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not TORCH:
+        for item in items:
+            if item.get_closest_marker("torch"):
+                item.add_marker(pytest.mark.skip(reason="torch is not installed"))
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ RUNS = {
     "storage": ["FOLDER", "--count", "40", "--rounds", "1", "--large", "1000"],
     "training": ["--rounds", "1", "--batches", "2", "--processes", "1", "--epochs", "3"],
 }
+WITH_TORCH = {"accuracy", "decode", "small", "stats_overhead", "training"}
 NO_BENCHMARK = {"__init__", "photos", "timing"}
 
 
@@ -47,7 +48,9 @@ def test_none_is_left_out() -> None:
     assert found - NO_BENCHMARK == set(RUNS)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.torch] if name in WITH_TORCH else []) for name in RUNS]
+)
 def test_it_runs(name: str, photos: Path, tmp_path: Path) -> None:
     arguments = [str(tmp_path) if argument == "FOLDER" else argument for argument in RUNS[name]]
     done = subprocess.run(

@@ -697,6 +697,7 @@ def test_what_was_lost_is_said_of_a_renumbered_source(tmp_path: Path) -> None:
 # Real data
 
 
+@pytest.mark.torch
 def test_word_crops_keep_their_labels(data: Path, tmp_path: Path) -> None:
     report = convert(data / "lmdb-text-recognition", tmp_path / "out.bin")
     assert report.records == 920
@@ -705,11 +706,13 @@ def test_word_crops_keep_their_labels(data: Path, tmp_path: Path) -> None:
     assert train(tmp_path / "out.bin", ["label"], "list") == 920
 
 
+@pytest.mark.torch
 def test_restoration_pairs(data: Path, tmp_path: Path) -> None:
     assert convert(data / "lmdb-restoration", tmp_path / "out.bin").records == 4
     assert train(tmp_path / "out.bin", [], "stack") == 4
 
 
+@pytest.mark.torch
 def test_blood_cells_keep_their_boxes(data: Path, tmp_path: Path) -> None:
     report = convert(data / "detection-bccd", tmp_path / "out.bin")
     assert (report.records, report.boxes, sum(report.classes.values())) == (364, 4888, 4888)

@@ -42,12 +42,14 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
         list(pack_stages(tmp_path, COUNT))
 
 
+@pytest.mark.torch
 def test_files_and_pack_do_the_same_work(tmp_path: Path) -> None:
     list(pack_stages(tmp_path, COUNT))
     stages = list(training_stages(tmp_path))
     assert all(stage.seconds > 0 and stage.plain is not None and stage.plain > 0 for stage in stages)
 
 
+@pytest.mark.torch
 def test_no_time_is_given_where_the_two_disagree(tmp_path: Path) -> None:
     list(pack_stages(tmp_path / "other", COUNT, seed=1))
     list(pack_stages(tmp_path / "demo", COUNT))

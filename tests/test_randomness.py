@@ -53,6 +53,7 @@ def no_sample():
     set_sample(None)
 
 
+@pytest.mark.torch
 def test_numpys_generators_are_there_before_the_first_draw() -> None:
     # Importing them in one thread, while another forks, leaves the child with a lock that never opens.
     program = "import sys, packfmt; packfmt.Loader; sys.exit('numpy.random' not in sys.modules)"

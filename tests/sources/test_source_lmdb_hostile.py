@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from foreign_inputs import Bomb, encoded, write_lmdb
 
+import packfmt
 from packfmt import convert
 from packfmt import open as open_pack
 from packfmt.errors import DecodeError, SourceError
@@ -298,6 +299,34 @@ def test_a_reader_that_hangs_is_ended(numbered: Path, monkeypatch: pytest.Monkey
         os.kill(reader.pid, signal.SIGSTOP)
         with pytest.raises(SourceError, match=rf"{numbered}: .*no progress"):
             list(source)
+
+
+def test_the_child_finds_a_package_that_an_import_hook_found(numbered: Path, tmp_path: Path) -> None:
+    """As an editable installation's: the package is in no folder of the path."""
+    program = textwrap.dedent(f"""
+        import sys
+        from importlib.util import spec_from_file_location
+
+        class Finder:
+            def find_spec(name, path=None, target=None):
+                folder = {str(Path(packfmt.__file__).parent)!r}
+                if name == "packfmt":
+                    return spec_from_file_location(name, folder + "/__init__.py", submodule_search_locations=[folder])
+
+        sys.meta_path.insert(0, Finder)
+        from packfmt.sources.lmdb.source import LMDBSource
+        print(len(list(LMDBSource({str(numbered)!r}))))
+    """)
+    paths = [path for path in sys.path if "site-packages" in path or path.startswith(sys.base_prefix)]
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path[:] = {paths!r}\n{program}"],
+        cwd=tmp_path,
+        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["5000"], done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -46,7 +46,7 @@ class IsolatedReader:
     """One child process that reads one source.
 
     Args:
-        reader: a key of ``isolated_child.READERS``.
+        reader: a key of ``child.READERS``.
         request: JSON-able, for the reader's ``start``.
         path: what is being read, for messages.
         memory: limit on the child's address space, bytes.
@@ -171,7 +171,7 @@ def _launch(errors: IO[bytes]) -> subprocess.Popen[bytes]:
     # Isolated mode, and without site: neither the working directory nor the user's folder adds to the path, and nothing
     # runs that hangs on the start of Python. The child searches where this process does, and the package's own folder
     # last, for installations that are found by a hook.
-    search = [entry for entry in sys.path if entry] + [str(Path(__file__).resolve().parents[2])]
+    search = [entry for entry in sys.path if entry] + [str(Path(__file__).resolve().parents[3])]
     environment = dict(os.environ, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     environment["HDF5_PLUGIN_PRELOAD"] = "::"  # HDF5's way to say: load no plug-in from wherever a path points
     process = subprocess.Popen(
