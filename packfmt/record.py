@@ -10,9 +10,10 @@ import numpy as np
 
 from packfmt.buffers import as_bytes_like
 
-__all__ = ["IMAGE_COLUMNS", "KEY", "OWN_COLUMNS", "Column", "Record", "infer_column"]
+__all__ = ["BOXES", "IMAGE_COLUMNS", "KEY", "OWN_COLUMNS", "Column", "Record", "infer_column"]
 
 KEY = "key"
+BOXES = "boxes"  # of the objects in the image: as many rows as there are objects, which other columns follow
 
 Kind = Literal["array", "text", "bytes"]
 
@@ -33,6 +34,9 @@ class Column:
             whose first axis differs from record to record.
         kind: "array" for numbers; "text" (str, stored as UTF-8 with surrogateescape, so any file name round-trips) and
             "bytes" have dtype ``|u1`` and shape ``(None,)``.
+        tentative: of a ragged array whose values may yet turn out to be all of one length: the pack then gets a column
+            of that fixed shape. Not for ``boxes``, and what has one entry for each of them. While all values are empty
+            lists, the next may choose the dtype and the inner shape too.
 
     Raises:
         ValueError: the dtype, the shape or the kind is none that a pack can hold.
@@ -42,6 +46,7 @@ class Column:
     dtype: str = "<i8"
     shape: tuple[int | None, ...] = ()
     kind: Kind = "array"
+    tentative: bool = field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -139,8 +144,8 @@ def infer_column(name: str, value: Any) -> Column:
     """The column that holds values like ``value``.
 
     str and bytes become variable-length columns; a bool, int or float a number (int64 or float64); a numpy scalar keeps
-    its dtype; an array or list of rank one or more becomes ragged along its first axis, since one value cannot show
-    that all will have its length. Declare ``Column`` for vectors of fixed width.
+    its dtype; an array or list of rank one or more becomes ragged along its first axis, but tentatively, since one
+    value cannot show whether all will have its length.
 
     Raises:
         TypeError: no column holds such a value.
@@ -156,4 +161,4 @@ def infer_column(name: str, value: Any) -> Column:
         return Column(name, array.dtype.str)
     if 0 in array.shape[1:]:
         raise TypeError(f"column {name!r}: an array of shape {array.shape} has an empty inner axis; declare the Column")
-    return Column(name, array.dtype.str, (None, *array.shape[1:]))
+    return Column(name, array.dtype.str, (None, *array.shape[1:]), tentative=True)

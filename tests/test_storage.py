@@ -268,6 +268,118 @@ def test_a_refused_first_record_does_not_decide_the_columns(tmp_path: Path) -> N
         assert reader.columns["label"].tolist() == [1]
 
 
+# ---- what is inferred from several records
+
+
+@pytest.fixture(params=[{}, {"shard_size": 1}, {"backend": "lmdb"}], ids=["one file", "a shard each", "LMDB"])
+def every(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return dict(request.param)
+
+
+def inferred(path: Path, rows: Iterable[dict[str, Any]], **options: Any) -> dict[str, Any]:
+    """The user's columns of a pack of these rows: arrays where they have a fixed shape, else lists of lists."""
+    path = write(path, (Record(b"x" * 9, str(place), row) for place, row in enumerate(rows)), **options)
+    with storage.open(path, check="full") as reader:
+        own = {name: reader.columns[name] for name in reader.columns if name not in (KEY, *ZEROS)}
+        return {
+            name: np.array(column) if isinstance(column, np.ndarray) else [value.tolist() for value in column[:]]
+            for name, column in own.items()
+        }
+
+
+def test_arrays_that_are_all_of_one_shape_make_a_column_of_it(tmp_path: Path, every: dict[str, Any]) -> None:
+    rows = [{"hot": np.eye(4, dtype=np.float32)[place], "grid": [[place, 1]] * 3} for place in range(3)]
+    found = inferred(tmp_path / "out", rows, **every)
+    assert (found["hot"].dtype.str, found["hot"].tolist()) == ("<f4", np.eye(4)[:3].tolist())
+    assert found["grid"].shape == (3, 3, 2)
+
+
+@pytest.mark.parametrize("odd", [0, 2, 4])
+def test_one_of_another_length_makes_the_column_ragged_and_nothing_is_lost(
+    tmp_path: Path, every: dict[str, Any], odd: int
+) -> None:
+    values = [[place, 7.5, 1.0] for place in range(5)]
+    values[odd] = [2.0]
+    assert inferred(tmp_path / "out", [{"v": value} for value in values], **every)["v"] == values
+
+
+def test_an_empty_list_does_not_decide_what_a_column_holds(tmp_path: Path, every: dict[str, Any]) -> None:
+    rows = [{"ids": [], "places": []}, {"ids": [], "places": []}, {"ids": [2**60 + 1], "places": [[1.5, 2.0]]}]
+    found = inferred(tmp_path / "out", [*rows, {"ids": [], "places": []}], **every)
+    assert found == {"ids": [[], [], [2**60 + 1], []], "places": [[], [], [[1.5, 2.0]], []]}
+
+
+def test_the_first_value_after_empty_lists_is_kept_to(tmp_path: Path) -> None:
+    with storage.create(tmp_path / "out") as writer:
+        for place, value in enumerate(([], [0.5], [3])):
+            writer.write(b"x", str(place), v=value)
+        with pytest.raises(ValueError, match=r"column 'v'.*its shape is"):
+            writer.write(b"x", "more", v=[[1, 2]])
+    with storage.open(tmp_path / "out") as reader:
+        assert [value.tolist() for value in reader.columns["v"][:]] == [[], [0.5], [3.0]]
+
+
+def test_a_refused_record_does_not_decide_what_empty_lists_are(tmp_path: Path) -> None:
+    with storage.create(tmp_path / "out", columns=[Column("small", "|u1")]) as writer:
+        writer.write(b"a", "a", small=1, v=[])
+        with pytest.raises(ValueError, match="column 'small'"):
+            writer.write(b"b", "b", small=256, v=[[1, 2]])
+        writer.write(b"b", "b", small=1, v=[0.5])
+    with storage.open(tmp_path / "out") as reader:
+        assert reader.columns["v"][1].tolist() == [0.5]
+
+
+def test_boxes_stay_ragged_with_what_has_an_entry_for_each(tmp_path: Path, every: dict[str, Any]) -> None:
+    box, rows = [0, 0, 5, 5], []
+    for place in range(3):
+        rows.append({"boxes": [box, box], "labels": [place, 1], "position": [0.5, 1.5, 2.5]})
+    found = inferred(tmp_path / "out", rows, **every)
+    assert found["boxes"] == [[box, box]] * 3
+    assert found["labels"] == [[0, 1], [1, 1], [2, 1]]
+    assert found["position"].shape == (3, 3)
+
+
+def test_a_declared_ragged_column_stays_so(tmp_path: Path, every: dict[str, Any]) -> None:
+    column = Column("v", "<f8", (None,))
+    assert inferred(tmp_path / "out", [{"v": [1.0, 2.0]}] * 3, columns=[column], **every)["v"] == [[1.0, 2.0]] * 3
+
+
+def test_shards_written_anew_are_those_that_were_declared(tmp_path: Path) -> None:
+    rows = [{"v": [place] * (2 + (place == 4)), "name": f"n{place}", "sure": True} for place in range(6)]
+    for folder, columns in (("one", []), ("two", [Column("v", "<i8", (None,))])):
+        (tmp_path / folder).mkdir()
+        records = (Record(b"x" * 9, str(place), row) for place, row in enumerate(rows))
+        write(tmp_path / folder / "out", records, columns=columns, shard_size=20)
+    one, two = (sorted((tmp_path / folder).iterdir()) for folder in ("one", "two"))
+    assert len(one) == 4
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
+
+
+# ---- labels given by name
+
+
+@pytest.mark.parametrize("label", ["cat", np.str_("cat")])
+def test_class_names_become_their_numbers(tmp_path: Path, every: dict[str, Any], label: str) -> None:
+    rows = [{"label": "dog", "labels": ["cat"]}, {"label": label, "labels": ["dog", "cat"]}, {"label": 0, "labels": []}]
+    found = inferred(tmp_path / "out", rows, classes=["dog", "cat"], **every)
+    assert found["label"].tolist() == [0, 1, 0]
+    assert found["labels"] == [[1], [0, 1], []]
+
+
+@pytest.mark.parametrize("values", [{"label": "cow"}, {"labels": ["dog", "cow"]}])
+def test_a_class_that_there_is_not(tmp_path: Path, values: dict[str, Any]) -> None:
+    message = r"out: record 0 \('a'\): labels? 'cow' is none of the classes 'dog', 'cat'"
+    with storage.create(tmp_path / "out", classes=["dog", "cat"]) as writer, pytest.raises(ValueError, match=message):
+        writer.write(b"x", "a", **values)
+
+
+def test_a_label_declared_as_text_stays_text(tmp_path: Path) -> None:
+    columns = [Column("label", "|u1", (None,), "text")]
+    path = write(tmp_path / "out", [Record(b"x", "a", {"label": "cow"})], columns=columns, classes=["dog"])
+    with storage.open(path) as reader:
+        assert reader.columns["label"][0] == "cow"
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -0.0, 5e-324])
 def test_odd_floats_come_back_bit_for_bit(tmp_path: Path, value: float) -> None:
     path = write(tmp_path / "out", [Record(b"a", "a", {"c": value})])

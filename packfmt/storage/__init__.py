@@ -72,8 +72,8 @@ def create(
 
     Args:
         path: the file to write; with ``shard_size`` the manifest's name.
-        columns: columns whose type is not to be inferred from the first record.
-        classes: class names that the column ``label`` counts.
+        columns: columns whose type is not to be inferred from the records, see ``Writer.write``.
+        classes: class names that the column ``label`` counts; labels may then be given by name.
         metadata: JSON-able facts to keep.
         shard_size: bytes of records per shard; None writes one file.
         force: replace what is there.

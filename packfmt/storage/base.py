@@ -293,10 +293,13 @@ class Writer(ABC):
             data: the encoded image, stored verbatim: bytes, or a flat view or array of uint8. Pixels are encoded first,
                 with ``packfmt.encode_png`` or ``packfmt.encode_jpeg``.
             key: non-empty, unique in the pack.
-            columns: a value for every column; the first record's decide the columns unless they were declared.
+            columns: a value for every column. The first record's decide which there are and of what type, unless they
+                were declared; an array column has a fixed shape if all records agree on it, else the first axis is
+                ragged; empty lists decide nothing. ``label`` and ``labels`` may be names out of ``classes``.
 
         Raises:
-            ValueError: a value does not fit its column, a column is missing or unknown, or the writer is closed.
+            ValueError: a value does not fit its column, a column is missing or unknown, a label is no class, or the
+                writer is closed.
             TypeError: ``data`` is pixels, a file's name or whatever else is not bytes; or no column holds values of
                 this type.
             OSError: the disk refuses.

@@ -104,6 +104,13 @@ class PendingFile:
                 self.stream.close()
         self._finished = True
 
+    def resume(self, position: int) -> None:
+        """Cut a finished file that is guarded off at this place, and write on there."""
+        self.stream = open(self.temporary, "r+b", buffering=BUFFER)  # noqa: SIM115 (closed by publish or discard)
+        self.stream.truncate(position)
+        self.stream.seek(position)
+        self._asked, self._finished = position, False
+
     def publish(self) -> None:
         """Give the finished file its final name; durable when this returns.
 

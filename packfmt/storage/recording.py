@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from packfmt import format as layout
@@ -25,6 +26,7 @@ __all__ = ["RecordingWriter", "checked_facts", "image_values", "merge_columns"]
 
 IMAGE_NAMES = tuple(column.name for column in IMAGE_COLUMNS)
 _OF_IMAGES = frozenset(IMAGE_NAMES)
+SHOWN = 20  # classes named in an error
 MAX_DEPTH = 100  # of nested metadata; what is written must be readable with whatever is left of the stack
 REFUSALS = {  # what a writer that cannot go on says, by its state
     "open": "is not finished",
@@ -51,10 +53,11 @@ class RecordingWriter(Writer):
 
     Args:
         path: the pack's final name.
-        columns: columns whose type is not to be inferred from the first record.
+        columns: columns whose type is not to be inferred from the records.
         classes: class names that the column ``label`` counts.
         metadata: JSON-able facts to keep.
         keys: where the keys are noted, if another looks for duplicates: the writer of several shards.
+        lengths: of the records in earlier shards, as the attribute there.
     """
 
     def __init__(
@@ -65,9 +68,12 @@ class RecordingWriter(Writer):
         classes: Sequence[str],
         metadata: Mapping[str, Any] | None,
         keys: KeyHashes | None = None,
+        lengths: Mapping[str, int | None] | None = None,
     ) -> None:
         self.path = os.fspath(path)
         self._classes, self._metadata = checked_facts(classes, metadata or {})
+        self._numbers = {name: number for number, name in reversed(list(enumerate(self._classes)))}
+        self._lengths = lengths
         self._declared = merge_columns(columns)
         self._folder = Path(self.path).parent
         self._records_end = layout.HEADER.size
@@ -113,11 +119,18 @@ class RecordingWriter(Writer):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The columns, inferred ones included once a record has been written."""
+        """The columns, inferred ones included once a record has been written; tentative ones until all have been."""
         return self._declared if self._table is None else self._table.columns
+
+    @property
+    def lengths(self) -> Mapping[str, int | None]:
+        """``TableSpool.lengths``, of these records and those in earlier shards."""
+        return {} if self._table is None else self._table.lengths
 
     def _append(self, data: bytes | memoryview, key: str, columns: dict[str, Any]) -> None:
         self._require("open")
+        if self._numbers:
+            self._number_labels(columns, key)
         if _OF_IMAGES.isdisjoint(columns):
             columns |= image_values(data)
         columns[KEY] = key
@@ -156,6 +169,7 @@ class RecordingWriter(Writer):
         if self._keys is self._own_keys:
             refuse_same_keys(self.path, self._keys.repeated(), self.written_keys())
         self._table = table = self._table or self._spools({})
+        table.settle()
         plan = Layout.plan(self._records_end, layout.section_sizes(self._count, table.columns, table.values_sizes()))
         sections = {name: self._write_section(table, name, section) for name, section in plan.sections.items()}
         raw = Directory(sections, table.columns, self._classes, self._metadata).encode()
@@ -204,7 +218,23 @@ class RecordingWriter(Writer):
         """Spools for the declared columns, and for others of the types that the first record shows."""
         declared = {column.name: column for column in self._declared}
         inferred = [infer_column(name, value) for name, value in first.items() if name not in declared]
-        return TableSpool([*declared.values(), *inferred], self._folder)
+        return TableSpool([*declared.values(), *inferred], self._folder, self._lengths)
+
+    def _number_labels(self, columns: dict[str, Any], key: str) -> None:
+        """Put numbers in the place of class names, unless the column is declared to be of text."""
+        for name in ("label", "labels"):
+            given = columns.get(name)
+            names = list(given) if isinstance(given, (list, tuple, np.ndarray)) and len(given) else [given]
+            text = any(column.name == name and column.kind == "text" for column in self._declared)
+            if text or not all(isinstance(each, str) for each in names):
+                continue
+            unknown = [each for each in names if each not in self._numbers]
+            if unknown:
+                known = ", ".join(map(repr, self._classes[:SHOWN])) + ", ..." * (len(self._classes) > SHOWN)
+                where = f"{self.path}: record {self._count} ({key!r})"
+                raise ValueError(f"{where}: {name} {unknown[0]!r} is none of the classes {known}")
+            numbers = [self._numbers[str(each)] for each in names]
+            columns[name] = numbers[0] if isinstance(given, str) else numbers
 
     def _refuse_columns(self, given: Mapping[str, Any], known: frozenset[str]) -> None:
         missing, unknown = sorted(known - given.keys()), sorted(given.keys() - known)

@@ -72,8 +72,9 @@ class ShardedWriter(Writer):
     def _append(self, data: bytes | memoryview, key: str, columns: dict[str, Any]) -> None:
         shard = self._shards[-1]
         if len(shard) and shard.data_size + len(data) > self._shard_size:
+            columns_so_far = shard.columns  # tentative ones with them, which finishing settles
             shard.finish()
-            shard = self._start_shard()
+            shard = self._start_shard(columns=columns_so_far, lengths=shard.lengths)
         shard.write(data, key, **columns)
 
     def close(self) -> None:
@@ -105,6 +106,10 @@ class ShardedWriter(Writer):
         if len(self._shards) > 1 and not len(self._shards[-1]):  # its only record was refused
             self._shards.pop().discard()
         self._shards[-1].finish()
+        columns = self._shards[-1].columns  # which fit all records
+        for shard in self._shards[:-1]:
+            if shard.columns != columns:
+                shard.change_columns(columns)
         refuse_same_keys(
             self.path, self._keys.repeated(), (key for shard in self._shards for key in shard.written_keys())
         )
@@ -127,10 +132,8 @@ class ShardedWriter(Writer):
         ours = re.compile(re.escape(self._base.name) + r"-\d{5,}\.bin")
         return {self._base.with_name(name) for name, *_ in manifest.shards if ours.fullmatch(name)}
 
-    def _start_shard(self) -> ShardWriter:
-        options = dict(self._options)
-        if self._shards:
-            options["columns"] = self._shards[0].columns
+    def _start_shard(self, **going_on: Any) -> ShardWriter:
+        options = {**self._options, **going_on}
         path = f"{self._base}-{len(self._shards):05d}.bin"
         self._shards.append(ShardWriter(path, guard=self._manifest, keys=self._keys, **options))
         return self._shards[-1]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from packfmt.record import Column
+from packfmt.record import BOXES, MAX_ROW, Column, infer_column
 
-__all__ = ["ColumnSpool", "Spool", "refusal"]
+__all__ = ["DIFFERS", "ColumnSpool", "Spool", "refusal"]
 
 LIMIT = 1 << 20  # bytes kept in memory before they go to a temporary file
+DIFFERS = -1
 
 
 class Spool:
@@ -70,21 +72,50 @@ class ColumnSpool:
     """One column being written whose values are no single numbers.
 
     ``encode`` turns a value into bytes without storing anything; ``append`` stores them.
+
+    Args:
+        column: what it holds. Of a tentative one, the first value that is not an empty list has the last word.
+        folder: where nameless temporary files go.
+        length: as the attribute, of values that were written elsewhere.
+
+    Attributes:
+        length: rows that each value of a ragged array has, ``DIFFERS`` if they are not alike, None before the first.
     """
 
-    def __init__(self, column: Column, folder: Path) -> None:
+    def __init__(self, column: Column, folder: Path, length: int | None = None) -> None:
         self.column = column
+        self.length = length
         self.values = Spool(folder)
         self.rows = Spool(folder)
         self._row_bytes = column.row_bytes if column.ragged else 0
+        self._undecided = column.tentative and column == infer_column(column.name, []) and not length
+        self._decided = column
         if column.ragged:
             self.rows.append(bytes(8))
 
     def append(self, raw: bytes | memoryview) -> None:
         """Add one record's encoded value."""
+        if self._undecided:
+            self._undecided = not raw and self._decided == self.column
+            self.column, self._row_bytes = self._decided, self._decided.row_bytes
         self.values.append(raw)
         if self._row_bytes:
             self.rows.append((self.values.size // self._row_bytes).to_bytes(8, "little"))
+            rows = len(raw) // self._row_bytes
+            if rows != self.length:
+                self.length = rows if self.length is None else DIFFERS
+
+    def settle(self, counted: int | None) -> None:
+        """Give a tentative column its final shape, once all values are there.
+
+        Args:
+            counted: the ``length`` of the boxes, in whose number its rows are not fixed.
+        """
+        column, length = self.column, self.length or 0
+        if not column.tentative:
+            return
+        fixed = 0 < length * column.row_bytes < MAX_ROW and length != counted and column.name != BOXES
+        self.column = replace(column, shape=(length if fixed else None, *column.row_shape), tentative=False)
 
     def each(self) -> Iterator[bytes]:
         """The values of a ragged column so far, one by one, as bytes."""
@@ -105,40 +136,51 @@ class ColumnSpool:
         Raises:
             ValueError: the value does not fit the column's type, range or shape.
         """
-        column = self.column
+        column = self._decide(value) if self._undecided else self.column
         try:
             if column.kind == "text":
                 return value.encode("utf-8", "surrogateescape")  # type: ignore[no-any-return]
             if column.kind == "bytes":
                 return memoryview(value).cast("B")
-            return self._encode_array(value)
+            return _encode_array(column, value)
         except (OverflowError, TypeError, AttributeError, ValueError) as error:
             raise refusal(column, value, str(error)) from error
 
-    def _encode_array(self, value: Any) -> bytes:
-        column = self.column
-        array = np.asarray(value)
-        if array.size == 0 and column.ragged:  # an empty list has lost its inner shape
-            array = array.reshape(0, *column.row_shape)
-        if array.shape[1 if column.ragged else 0 :] != column.row_shape or array.ndim != len(column.shape):
-            raise TypeError(f"its shape is {array.shape}")
-        if array.size == 0:
-            return b""
-        if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and np.dtype(column.dtype).kind != "f"):
-            raise TypeError(f"its dtype is {array.dtype}")
-        with np.errstate(over="raise"):
-            try:
-                stored = array.astype(column.dtype)
-            except FloatingPointError as error:
-                raise OverflowError(str(error)) from error
-        if array.dtype.kind in "biu" and not np.array_equal(stored, array):
-            raise OverflowError("its numbers are out of range")
-        return stored.tobytes()
+    def _decide(self, value: Any) -> Column:
+        """The column that this value makes of one which has held empty lists only."""
+        self._decided = self.column
+        try:
+            shown = infer_column(self.column.name, value)
+        except (TypeError, ValueError):  # encoding says it better
+            return self.column
+        if shown.tentative:
+            self._decided = shown
+        return self._decided
 
     def close(self) -> None:
         """Free memory and disk."""
         self.values.close()
         self.rows.close()
+
+
+def _encode_array(column: Column, value: Any) -> bytes:
+    array = np.asarray(value)
+    if array.size == 0 and column.ragged:  # an empty list has lost its inner shape
+        array = array.reshape(0, *column.row_shape)
+    if array.shape[1 if column.ragged else 0 :] != column.row_shape or array.ndim != len(column.shape):
+        raise TypeError(f"its shape is {array.shape}")
+    if array.size == 0:
+        return b""
+    if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and np.dtype(column.dtype).kind != "f"):
+        raise TypeError(f"its dtype is {array.dtype}")
+    with np.errstate(over="raise"):
+        try:
+            stored = array.astype(column.dtype)
+        except FloatingPointError as error:
+            raise OverflowError(str(error)) from error
+    if array.dtype.kind in "biu" and not np.array_equal(stored, array):
+        raise OverflowError("its numbers are out of range")
+    return stored.tobytes()
 
 
 def refusal(column: Column, value: Any, why: str) -> ValueError:

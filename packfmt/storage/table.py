@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from packfmt.format import INDEX
-from packfmt.record import Column
+from packfmt.record import BOXES, Column
 from packfmt.storage.spool import ColumnSpool, Spool, refusal
 
 __all__ = ["TableSpool"]
@@ -31,18 +31,40 @@ class TableSpool:
     Args:
         columns: what each record has.
         folder: where nameless temporary files go.
+        lengths: as the attribute, of records that were written elsewhere.
 
     Attributes:
-        columns: sorted by name.
-        names: theirs.
+        names: the columns' names.
     """
 
-    def __init__(self, columns: Sequence[Column], folder: Path) -> None:
-        self.columns = tuple(sorted(columns, key=lambda c: c.name))
+    def __init__(
+        self, columns: Sequence[Column], folder: Path, lengths: Mapping[str, int | None] | None = None
+    ) -> None:
+        self._sorted = tuple(sorted(columns, key=lambda c: c.name))
         self.names = frozenset(column.name for column in columns)
-        self._rows = _RowSpool([column for column in self.columns if column.shape == ()], folder)
-        self._others = {column.name: ColumnSpool(column, folder) for column in self.columns if column.shape != ()}
+        self._rows = _RowSpool([column for column in self._sorted if column.shape == ()], folder)
+        self._others = {
+            column.name: ColumnSpool(column, folder, (lengths or {}).get(column.name))
+            for column in self._sorted
+            if column.shape != ()
+        }
         self._spools: tuple[_RowSpool | ColumnSpool, ...] = (self._rows, *self._others.values())
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """What each record has, sorted by name."""
+        return tuple(self._others[c.name].column if c.name in self._others else c for c in self._sorted)
+
+    @property
+    def lengths(self) -> dict[str, int | None]:
+        """Ragged column to the rows that each of its values has: ``DIFFERS`` if not all have as many."""
+        return {name: spool.length for name, spool in self._others.items()}
+
+    def settle(self) -> None:
+        """Give tentative columns their final shape, once all records are there."""
+        boxes = self._others.get(BOXES)
+        for spool in self._others.values():
+            spool.settle(None if boxes is None else boxes.length)
 
     def encode(self, entry: tuple[int, int, int], values: Mapping[str, Any]) -> list[bytes | memoryview]:
         """The bytes of one record's index entry (see ``format.INDEX``) and values, for ``append``.

@@ -15,9 +15,10 @@ from packfmt.storage.base import Buffer
 from packfmt.storage.behind import WriteBehind
 from packfmt.storage.filebytes import open_bytes
 from packfmt.storage.keys import KeyHashes
-from packfmt.storage.publish import PendingFile
+from packfmt.storage.publish import PendingFile, naming
 from packfmt.storage.recording import RecordingWriter
 from packfmt.storage.shardfile import ShardFile
+from packfmt.storage.table import TableSpool
 
 __all__ = ["ShardWriter"]
 
@@ -27,12 +28,12 @@ class ShardWriter(RecordingWriter):
 
     Args:
         path: the shard's final name.
-        columns: columns whose type is not to be inferred from the first record.
+        columns: columns whose type is not to be inferred from the records.
         classes: class names that the column ``label`` counts.
         metadata: JSON-able facts to keep.
         force: replace an existing file.
         guard: of a pack of several shards, the pending manifest; see ``PendingFile``.
-        keys: as ``RecordingWriter``.
+        keys, lengths: as ``RecordingWriter``.
 
     Raises:
         FileExistsError: the target exists and ``force`` is off.
@@ -49,8 +50,9 @@ class ShardWriter(RecordingWriter):
         force: bool = False,
         guard: PendingFile | None = None,
         keys: KeyHashes | None = None,
+        lengths: Mapping[str, int | None] | None = None,
     ) -> None:
-        super().__init__(path, columns=columns, classes=classes, metadata=metadata, keys=keys)
+        super().__init__(path, columns=columns, classes=classes, metadata=metadata, keys=keys, lengths=lengths)
         self._file = PendingFile(Path(self.path), force=force, guard=guard)
         self._out = WriteBehind(self._file.raw, self._file.written)
         self._position = self._out.write(layout.encode_header())
@@ -58,6 +60,31 @@ class ShardWriter(RecordingWriter):
     @property
     def files(self) -> tuple[str, ...]:
         return (self.path,)
+
+    def change_columns(self, columns: Sequence[Column]) -> None:
+        """Write what follows the records of a finished shard anew, since later shards found its columns too narrow.
+
+        Args:
+            columns: of the same names, which hold all values of the old ones.
+
+        Raises:
+            OSError: the disk refuses. The shard cannot be published then.
+        """
+        self._require("finished")
+        self._state = "broken"
+        table = TableSpool(columns, self._folder)
+        path = os.fspath(self._file.temporary)
+        with naming(self.path), closing(ShardFile(path, open_bytes(path, "auto"))) as file:
+            values = {column.name: file.column(column.name) for column in columns}
+            for place, entry in enumerate(zip(*(file.index(name) for name in layout.INDEX), strict=True)):
+                table.append(table.encode(entry, {name: array[place] for name, array in values.items()}))
+        self._table = table
+        with naming(self.path):
+            self._file.resume(self._records_end)
+            self._out = WriteBehind(self._file.raw, self._file.written)
+            self._position = self._records_end
+            self._finish()
+        self._state = "finished"
 
     def withdraw(self) -> None:
         """Take the published shard back, unless it replaced another."""

@@ -19,7 +19,7 @@ def column_of(name: str, kind: str) -> Column | None:
     if kind in ("text", "bytes"):
         return Column(name, "|u1", (None,), "text" if kind == "text" else "bytes")
     if kind.startswith("list of "):
-        return Column(name, NUMBERS[kind.removeprefix("list of ")], (None,))
+        return Column(name, NUMBERS[kind.removeprefix("list of ")], (None,), tentative=True)
     return Column(name, NUMBERS[kind]) if kind in NUMBERS else None
 
 

@@ -190,7 +190,7 @@ class ParquetSource(Source):
             raise SourceError(f"{self._paths[0]}: column {label!r} holds no class ids; columns are {schema.names}")
         if label_name is not None:
             name, shape = ("labels", (None,)) if kind.startswith("list") else ("label", ())
-            self._fields[label_name] = Column(name, "<i8", shape)
+            self._fields[label_name] = Column(name, "<i8", shape, tentative=bool(shape))
             self.classes = class_names(features.get(label_name))
         taken = [column.name for column in self._fields.values()]
         for field in schema:

@@ -323,9 +323,9 @@ def _column(name: str, seen: list[Feature | None]) -> Column | None:
     if not held:
         return None
     if all(isinstance(feature, np.ndarray) for feature in held):
-        return Column(name, "<f4", () if single else (None,))
+        return Column(name, "<f4", () if single else (None,), tentative=not single)
     if all(_is_integer(feature) for feature in held):
-        return Column(name, "<i8", () if single else (None,))
+        return Column(name, "<i8", () if single else (None,), tentative=not single)
     if not all(_is_text(feature) and len(feature) == 1 and not _is_image(feature) for feature in held):
         return None
     try:

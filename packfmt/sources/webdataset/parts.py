@@ -76,7 +76,9 @@ def part_column(extension: str, data: bytes) -> Column | None:
         return Column(extension, "|u1", (None,), "text")
     try:
         array = npy_array(data)
-        return Column(extension, array.dtype.str, (None, *array.shape[1:]) if array.ndim else ())
+        if not array.ndim:
+            return Column(extension, array.dtype.str)
+        return Column(extension, array.dtype.str, (None, *array.shape[1:]), tentative=True)
     except ValueError:
         return None
 
