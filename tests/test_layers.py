@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent / "packfmt"
 # From the bottom up. A module may import from layers below its own and from its own.
 LAYERS = (
     {"buffers", "errors", "record", "randomness", "version"},
-    {"format"},
+    {"format", "lmdb_pages"},
     {"images"},
     {"storage"},
     {"sources"},
@@ -34,7 +34,7 @@ PLACES = {
     "defusedxml": {"sources.annotations.voc"},
     "google_crc32c": {"sources.tfrecord.framing"},
     "h5py": {"sources.hdf5.file"},
-    "lmdb": {"sources.lmdb.table", "storage.lmdb_environment", "storage.lmdb_writer"},
+    "lmdb": {"sources.lmdb.table", "storage.lmdb_writer"},
     "msgpack": {"sources.lmdb.msgpack"},
     "pyarrow": {"sources.parquet.source", "targets.parquet"},
     "simplejpeg": {"images.libjpeg"},

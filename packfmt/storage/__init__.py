@@ -11,8 +11,7 @@ from packfmt.errors import FormatError
 from packfmt.record import Column
 from packfmt.storage.base import Reader, Verify, Writer
 from packfmt.storage.filebytes import IO
-from packfmt.storage.lmdb import LMDBReader
-from packfmt.storage.lmdb_environment import is_environment
+from packfmt.storage.lmdb import LMDBReader, is_environment
 from packfmt.storage.lmdb_writer import LMDBWriter
 from packfmt.storage.mapped import MappedReader
 from packfmt.storage.sharding import ShardedWriter

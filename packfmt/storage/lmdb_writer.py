@@ -11,11 +11,11 @@ from typing import Any
 import lmdb
 
 from packfmt import format as layout
+from packfmt.errors import CorruptError
 from packfmt.record import Column
 from packfmt.storage.base import Buffer
 from packfmt.storage.folders import PendingFolder
-from packfmt.storage.lmdb import CHUNK, chunk_key, record_key
-from packfmt.storage.lmdb_environment import DATA_FILE, explain
+from packfmt.storage.lmdb import CHUNK, DATA_FILE, chunk_key, record_key
 from packfmt.storage.recording import RecordingWriter
 
 __all__ = ["LMDBWriter"]
@@ -24,6 +24,10 @@ MAP_SIZE = 64 << 20  # bytes to start with; doubled whenever it is full. Windows
 BATCH = 16 << 20  # bytes of values written in one transaction; they are in memory twice while it lasts
 NAMES = (DATA_FILE, "lock.mdb")  # what a folder that may be overwritten holds
 DATA_FORMAT: dict[str, Any] = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}  # that of LMDB 0.9
+REFUSALS = (  # of the system, as LMDB passes them on
+    errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOMEM,
+    errno.EMFILE, errno.ENFILE,
+)  # fmt: skip
 
 
 class LMDBWriter(RecordingWriter):
@@ -69,7 +73,7 @@ class LMDBWriter(RecordingWriter):
             )
         except lmdb.Error as error:
             self._target.discard()
-            raise explain(error, self.path, "LMDB cannot write here") from error
+            raise _explain(error, self.path, "LMDB cannot write here") from error
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -104,7 +108,7 @@ class LMDBWriter(RecordingWriter):
                 self._map_size *= 2
                 self._environment.set_mapsize(self._map_size)
         except lmdb.Error as error:
-            raise self._explain(error) from error
+            raise self._commit_error(error) from error
         self._batch.clear()
         self._batch_size = 0
 
@@ -117,9 +121,9 @@ class LMDBWriter(RecordingWriter):
             return False
         return True
 
-    def _explain(self, error: lmdb.Error) -> Exception:
+    def _commit_error(self, error: lmdb.Error) -> Exception:
         doing = f"cannot write {self._batch_size} bytes"
-        found = explain(error, self.path, doing)
+        found = _explain(error, self.path, doing)
         if isinstance(found, OSError) and found.errno == errno.EIO and hasattr(os, "statvfs"):
             disk = os.statvfs(self._target.temporary)
             if disk.f_bavail * disk.f_frsize < self._batch_size:  # LMDB calls a short write EIO
@@ -131,7 +135,7 @@ class LMDBWriter(RecordingWriter):
         try:
             pages, page_size = self._environment.info()["last_pgno"] + 1, self._environment.stat()["psize"]
         except lmdb.Error as error:
-            raise explain(error, self.path, "LMDB cannot finish it") from error
+            raise _explain(error, self.path, "LMDB cannot finish it") from error
         self._environment.close()
         # The file ends where its last page does: LMDB leaves room behind it, or leaves pages out that it freed.
         os.truncate(self._data_file, pages * page_size)
@@ -144,3 +148,12 @@ class LMDBWriter(RecordingWriter):
         self._batch.clear()
         self._environment.close()
         self._target.discard()
+
+
+def _explain(error: lmdb.Error, path: str, doing: str) -> OSError | CorruptError:
+    """The error to raise for one of LMDB's: OSError where the system refused."""
+    code = getattr(error, "code", 0)  # py-lmdb before version 3 gives the text alone
+    code = code or next((known for known in REFUSALS if os.strerror(known) in str(error)), 0)
+    if code > 0:
+        return OSError(code, f"{doing}: {os.strerror(code)}", path)
+    return CorruptError(f"{doing}: {error}; restore it from a copy", path=path)
