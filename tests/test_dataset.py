@@ -32,6 +32,7 @@ from training_packs import (
 
 import packfmt
 from packfmt import CorruptError, DecodeError, FormatError, ImageDataset, MMapImageDataset
+from packfmt.images.boxes import turn_boxes
 from packfmt.randomness import sample_keys
 from packfmt.record import Column
 from packfmt.storage.readahead import ReadAhead
@@ -310,7 +311,111 @@ def test_boxes_count_in_the_upright_picture_where_orientation_is_applied(tmp_pat
         assert torch.allclose(torch.as_tensor(ds[0][1]), wanted.float())
 
 
+@pytest.mark.parametrize("rows", [None, 2], ids=["ragged", "fixed"])
+@pytest.mark.parametrize("policy", ["apply", "ignore"])
+@pytest.mark.parametrize("drawn", ["stored", "upright"])
+@pytest.mark.parametrize("tag", range(1, 9))
+def test_boxes_are_turned_where_another_image_is_shown_than_they_were_drawn_on(
+    tmp_path: Path, tag: int, drawn: Any, policy: Any, rows: int | None
+) -> None:
+    stored = [[30.0, 10, 38, 44], [0, 1, 2, 3]]  # of 48 x 40 pixels (height x width)
+    height, width = (48, 40) if tag < 5 else (40, 48)
+    upright = turn_boxes(stored, tag, (height, width))
+    given = np.array(stored if drawn == "stored" else upright, np.float32)
+    path = packed(tmp_path, oriented_jpeg(tag), columns=[Column("boxes", "<f4", (rows, 4))], boxes=given)
+    options: dict[str, Any] = {"orientation": policy, "boxes": drawn, "fields": "boxes"}
+    expected, size = (upright, (width, height)) if policy == "apply" else (stored, (40, 48))
+    assert np.array_equal(ImageDataset(path, **options)[0][1], expected)
+    cropped = ImageDataset(path, crop=packfmt.Resize(24), **options)[0][1]
+    assert np.allclose(cropped, expected * (24 / np.array(size * 2)), atol=1e-4)
+
+
 # Targets
+
+
+def detection(folder: Path, count: int = 6) -> str:
+    """A pack whose record i has i % 3 boxes, the first its left half, with labels, scores of boxes, and an area."""
+    path = folder / "detection.bin"
+    columns = [Column("boxes", "<f4", (None, 4)), Column("labels", "<i4", (None,)), Column("scores", "<f4", (None,))]
+    with packfmt.create(path, columns=columns) as writer:
+        for i in range(count):
+            height, width = 20 + i, 24
+            boxes = np.array([[0, 0, width / 2, height], [width - 4, 0, width, 4]], np.float32)[: i % 3]
+            more = {"labels": np.arange(i % 3), "scores": np.full(i % 3, 0.5, np.float32)}
+            writer.write(jpeg(height, width, seed=i), f"{i}.jpg", boxes=boxes, area=i / 2, name=f"n{i}", **more)
+    return str(path)
+
+
+@pytest.mark.parametrize("crop", [None, packfmt.Resize(48), packfmt.Resize(shorter=30)], ids=repr)
+def test_torchvision_targets_are_a_list_of_dicts_of_tensors(tmp_path: Path, crop: Any) -> None:
+    ds = ImageDataset(detection(tmp_path), targets="torchvision", label_offset=1, crop=crop, threads=2)
+    with packfmt.Loader(ds, 4, shuffle=False, collate="list") as loader:
+        (images, targets), _ = loader
+    assert [type(images), type(targets), len(images), len(targets)] == [list, list, 4, 4]
+    for index, (image, target) in enumerate(zip(images, targets, strict=True)):
+        assert list(target) == ["boxes", "labels", "image_id"]
+        assert [(value.dtype, tuple(value.shape)) for value in target.values()] == [
+            (torch.float32, (index % 3, 4)),
+            (torch.int64, (index % 3,)),
+            (torch.int64, ()),
+        ]
+        assert target["labels"].tolist() == list(range(1, 1 + index % 3))
+        assert target["image_id"].item() == index
+        height, width = image.shape[1:]
+        assert np.allclose(target["boxes"][:1], torch.tensor([[0, 0, width / 2, height]])[: index % 3], atol=1e-4)
+        single = ds[index][1]
+        assert all(torch.equal(single[name], target[name]) for name in target)
+
+
+def test_torchvision_targets_hold_further_fields_and_lose_boxes_together(tmp_path: Path) -> None:
+    fields = ("area", "scores", "name")
+    seen: list[Any] = []
+    ds = ImageDataset(
+        detection(tmp_path),
+        targets="torchvision",
+        fields=fields,
+        crop=packfmt.CenterCrop(16),
+        target_transform=lambda target: seen.append(target) or target["labels"].tolist(),
+    )
+    assert ds[[2, 3]][1] == [[0], []]
+    assert {name: value if isinstance(value, str) else value.tolist() for name, value in seen[0].items()} == {
+        "boxes": [[0, 0, 8, 16]],
+        "labels": [0],
+        "area": 1.0,
+        "scores": [0.5],
+        "name": "n2",
+        "image_id": 2,
+    }
+
+
+def test_torchvision_targets_have_no_box_without_area(tmp_path: Path) -> None:
+    """The models refuse them."""
+    path = packed(tmp_path, jpeg(20, 24), boxes=np.float32([[3, 3, 3, 9], [20, 0, 99, 9]]), labels=[5, 6])
+    target = ImageDataset(path, targets="torchvision")[0][1]
+    assert target["boxes"].tolist() == [[20, 0, 24, 9]]
+    assert target["labels"].tolist() == [6]
+
+
+def test_torchvision_targets_with_a_dataloader(tmp_path: Path) -> None:
+    ds = ImageDataset(detection(tmp_path), targets="torchvision", crop=packfmt.Resize(32), threads=1)
+    images, targets = next(iter(torch.utils.data.DataLoader(ds, 4)))
+    assert images.shape == (4, 3, 32, 32)
+    assert [len(target["boxes"]) for target in targets] == [0, 1, 2, 0]
+    pairs = next(iter(torch.utils.data.DataLoader(ds, 4, collate_fn=lambda batch: tuple(zip(*batch, strict=True)))))
+    assert [target["image_id"].item() for target in pairs[1]] == [0, 1, 2, 3]
+
+
+def test_torchvision_targets_need_boxes_with_labels(tmp_path: Path) -> None:
+    path = packed(tmp_path, jpeg(), label=0)
+    with pytest.raises(ValueError, match=r"no columns \['boxes', 'labels'\]; .*targets='torchvision' needs boxes and"):
+        ImageDataset(path, targets="torchvision")
+
+
+def test_torchvision_targets_need_a_label_for_each_box(tmp_path: Path) -> None:
+    columns = [Column("labels", "<i8", (None,))]
+    path = packed(tmp_path, jpeg(), columns=columns, boxes=np.float32([[0, 0, 5, 5]]), labels=[1, 2, 3])
+    with pytest.raises(ValueError, match=r"record 0, key '0.*': 1 boxes are left and 3 labels"):
+        ImageDataset(path, targets="torchvision")[0]
 
 
 def test_fields(pack: str) -> None:
@@ -627,6 +732,9 @@ def test_wrong_kind_of_pack(pack: str) -> None:
         ({"output": "pillow"}, "'tensor', 'numpy', 'pil'"),
         ({"mode": "CMYK"}, "'RGB' or 'L'"),
         ({"orientation": "upright"}, "'ignore' or 'apply'"),
+        ({"targets": "coco"}, "targets='coco', allowed are 'columns', 'torchvision'"),
+        ({"boxes": "turned"}, "boxes='turned', allowed are 'shown', 'stored', 'upright'"),
+        ({"label_offset": 1}, "label_offset=1 goes with targets='torchvision' only"),
         ({"threads": 0}, "at least 1"),
         ({"lookahead": -1}, "not be negative"),
     ],

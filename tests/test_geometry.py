@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packfmt.images.boxes import crop_boxes
+from packfmt.images.boxes import crop_boxes, turn_boxes
+from packfmt.images.exif import oriented
 from packfmt.images.geometry import (
     CenterCrop,
     Crop,
@@ -396,6 +397,23 @@ class TestHorizontalFlip:
     def test_unusable_p(self, p):
         with pytest.raises(ValueError, match=r"p must lie in 0\.\.1"):
             HorizontalFlip(p)
+
+
+class TestTurnBoxes:
+    @pytest.mark.parametrize("tag", range(9))
+    def test_follows_the_pixels_there_and_back(self, tag):
+        stored = np.zeros((7, 10, 1), np.uint8)
+        stored[2:4, 5:9] = 1
+        upright = oriented(stored, tag)
+        rows, columns, _ = np.nonzero(upright)
+        turned = turn_boxes([[5, 2, 9, 4]], tag, upright.shape[:2])
+        assert turned.dtype == np.float32
+        assert turned.tolist() == [[columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]]
+        back = {6: 8, 8: 6}.get(tag, tag)
+        assert turn_boxes(turned, back, (7, 10)).tolist() == [[5, 2, 9, 4]]
+
+    def test_no_boxes(self):
+        assert turn_boxes([], 6, (7, 10)).shape == (0, 4)
 
 
 class TestCropBoxes:

@@ -112,6 +112,16 @@ class TestSamples:
             assert target["tag"].tolist() == [number]
             assert target["label"] == number
 
+    def test_torchvision_targets_and_boxes_that_are_turned(self):
+        columns = {"boxes": np.array([[30, 10, 38, 44]], np.float32), "labels": [4]}  # of 48 x 40 pixels as stored
+        some = [packfmt.Record(oriented_jpeg(6), f"{number}", columns) for number in range(2)]
+        options = {"targets": "torchvision", "label_offset": 1, "boxes": "stored", "orientation": "apply"}
+        ((images, targets),) = packfmt.ImageStream(some, **options).batches(2, collate="list")
+        assert images[0].shape == (3, 40, 48)
+        assert [{name: value.tolist() for name, value in target.items()} for target in targets] == [
+            {"boxes": [[4, 30, 38, 38]], "labels": [5], "image_id": number} for number in range(2)
+        ]
+
     def test_target_transform_sees_every_target(self, some):
         stream = packfmt.ImageStream(some, target_transform=lambda label: label * 10)
         assert targets_of(stream) == list(range(0, 10 * COUNT, 10))

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
+from images import jpeg
 from torch.utils.data import DataLoader
 from training_packs import (
     CROP,
@@ -31,6 +33,7 @@ from training_packs import (
     stop_here,
 )
 
+import packfmt
 from packfmt import ImageDataset, Loader, RandomResizedCrop
 from packfmt.training import slots
 from packfmt.training.engine import Request
@@ -74,6 +77,19 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:
 
 
 # Beginning
+
+
+def test_torchvision_targets_come_whole_from_a_child(tmp_path: Path) -> None:
+    with packfmt.create(tmp_path / "out") as writer:
+        for count in (2, 0, 600):  # the last too large for a message
+            boxes = np.tile(np.float32([[0, 0, 9, 9]]), (count, 1))
+            writer.write(jpeg(), f"{count}", boxes=boxes, labels=np.arange(count))
+    dataset = ImageDataset(tmp_path / "out", targets="torchvision", crop=packfmt.Resize(16), threads=1)
+    with forked(dataset, 3, shuffle=False, collate="list") as loader:
+        ((_, targets),) = loader
+    assert [len(target["boxes"]) for target in targets] == [2, 0, 600]
+    assert [target["image_id"].item() for target in targets] == [0, 1, 2]
+    assert torch.equal(targets[2]["labels"], torch.arange(600))
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -245,6 +261,7 @@ def test_a_forked_process_leaves_its_parents_workers_alone(ds: ImageDataset) -> 
 # A program that trains until it is stopped. It prints its children and the names it made in shared memory.
 PROGRAM = """
 import os, sys, time
+import numpy as np
 import psutil
 import packfmt
 ds = packfmt.ImageDataset(sys.argv[1], crop=packfmt.CenterCrop(16), threads=2)

@@ -1,11 +1,34 @@
-"""What happens to the boxes of a target when its image is cropped, resized and flipped."""
+"""What happens to the boxes of a target when its image is turned upright, cropped, resized and flipped."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["crop_boxes"]
+from packfmt.images.exif import MIRRORED, TRANSPOSED, UPSIDE_DOWN
+
+__all__ = ["crop_boxes", "turn_boxes"]
+
+
+def turn_boxes(boxes: npt.ArrayLike, orientation: int, size: tuple[int, int]) -> npt.NDArray[np.float32]:
+    """Carry boxes along as an EXIF orientation turns their image.
+
+    Args:
+        boxes: (M, 4) numbers (x0, y0, x1, y1), pixels of the image as stored.
+        orientation: 0 to 8; 0 and 1 change nothing. To carry boxes back, 6 stands for 8, 8 for 6, the others for
+            themselves.
+        size: (height, width) of the turned image.
+
+    Returns:
+        (M, 4) float32, in the turned image.
+    """
+    corners = np.array(boxes, dtype=np.float64).reshape(-1, 2, 2)
+    if orientation in TRANSPOSED:
+        corners = corners[..., ::-1]
+    for axis, swaps in ((0, MIRRORED), (1, UPSIDE_DOWN)):
+        if orientation in swaps:
+            corners[..., axis] = size[1 - axis] - corners[:, ::-1, axis]
+    return corners.reshape(-1, 4).astype(np.float32)
 
 
 def crop_boxes(

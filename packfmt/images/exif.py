@@ -9,7 +9,12 @@ if TYPE_CHECKING:  # headers are read where nothing else needs numpy
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["oriented", "read_orientation"]
+__all__ = ["MIRRORED", "TRANSPOSED", "UPSIDE_DOWN", "oriented", "read_orientation"]
+
+# Orientations by what is to be done to see the image upright, in this order.
+TRANSPOSED = (5, 6, 7, 8)
+MIRRORED = (2, 3, 6, 7)
+UPSIDE_DOWN = (3, 4, 7, 8)
 
 _ORIENTATION = 0x0112
 _MAX_ENTRIES = 512  # real directories hold a few dozen; the count is the file's word
@@ -59,10 +64,10 @@ def oriented(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
         pixels: as stored.
         orientation: 0 to 8; 0 and 1 return ``pixels`` itself.
     """
-    if orientation >= 5:
+    if orientation in TRANSPOSED:
         pixels = pixels.transpose(1, 0, 2)
-    if orientation in (2, 3, 6, 7):
+    if orientation in MIRRORED:
         pixels = pixels[:, ::-1]
-    if orientation in (3, 4, 7, 8):
+    if orientation in UPSIDE_DOWN:
         pixels = pixels[::-1]
     return pixels

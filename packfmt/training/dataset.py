@@ -31,7 +31,7 @@ from packfmt.training.recycle import Recycler
 from packfmt.training.resize import resizer
 from packfmt.training.samples import Samples, make_batch, present
 from packfmt.training.span import Chosen, Span
-from packfmt.training.targets import Targets
+from packfmt.training.targets import BoxFrame, TargetForm, TargetOptions, Targets
 
 __all__ = ["ImageDataset", "LMDBImageDataset", "MMapImageDataset"]
 
@@ -63,6 +63,14 @@ class ImageDataset(Dataset[Any]):
         fields: the column the target is, or several for a dict of them; None takes ``label``, or -1 without one.
             Boxes in a column ``boxes`` follow crop and flip; boxes that are left with no area go, and with them
             their entries in ragged columns of equal length.
+        targets: "columns" as ``fields`` says; "torchvision": what its detection models take, for a batch a list of them
+            (with ``collate="list"`` the images are one too): a dict of tensors ``boxes`` (n, 4) float32, ``labels``
+            (n,) int64 and ``image_id`` () int64, the record's index, with further ``fields`` beside them. Boxes are cut
+            at the image's edges, and those without area go, since the models refuse them.
+        label_offset: added to the ``labels`` of "torchvision": 1 for models that count the background as class 0.
+        boxes: the image that boxes were drawn on: "stored", or "upright", as its EXIF tag says; they are turned where
+            the other is shown. "shown": what this dataset shows, by ``orientation``. Nothing is turned then, which is
+            the default since no tag tells what an annotator saw.
         output: "tensor": (C, H, W) uint8; "numpy": (H, W, C) uint8; "pil".
         mode: "RGB" or "L".
         orientation: "ignore" the EXIF tag as torchvision does, or "apply" it.
@@ -90,6 +98,9 @@ class ImageDataset(Dataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         fields: str | Sequence[str] | None = None,
+        targets: TargetForm = "columns",
+        label_offset: int = 0,
+        boxes: BoxFrame = "shown",
         output: Literal["tensor", "numpy", "pil"] = "tensor",
         mode: Literal["RGB", "L"] = "RGB",
         orientation: Literal["ignore", "apply"] = "ignore",
@@ -109,7 +120,9 @@ class ImageDataset(Dataset[Any]):
         decoder = Decoder(mode=mode, orientation=orientation, fast=fast, resize=resizer(interpolation_of(crop)))
         self._recipe = Recipe(self.reader, decoder, crop, as_flips(flip), transform, present(output), on_error)
         self._output = output
-        self._targets = Targets(self.reader, fields, target_transform)
+        self._targets = Targets(
+            self.reader, TargetOptions(fields, target_transform, targets, label_offset, boxes, orientation)
+        )
         self._pool = DecodePool(threads)
         self._recycler = Recycler()
         self.seed = seed

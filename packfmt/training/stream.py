@@ -24,7 +24,7 @@ from packfmt.training.plan import Recipe, as_flips, choose, interpolation_of, pl
 from packfmt.training.pool import DecodePool
 from packfmt.training.resize import resizer
 from packfmt.training.samples import Samples, make_batch, present
-from packfmt.training.targets import Targets
+from packfmt.training.targets import BoxFrame, TargetForm, TargetOptions, Targets
 
 __all__ = ["ImageStream"]
 
@@ -57,7 +57,8 @@ class ImageStream(IterableDataset[Any]):
     Args:
         records: ``Record``\\ s, pairs (bytes, target), or bytes, in an iterable or a function that gives one. Bytes
             must not change afterwards.
-        crop, flip, transform, target_transform, output, mode, orientation, fast: as ``ImageDataset``.
+        crop, flip, transform, target_transform, targets, label_offset, boxes, output, mode, orientation, fast: as
+            ``ImageDataset``; ``image_id`` is the position in the stream.
         fields: as ``ImageDataset``, of ``Record``\\ s; None takes the pair's target or the column ``label``, else -1.
         threads: that decode; None takes the cores this process may use, shared out among DataLoader workers.
         on_error: "raise" at a record that cannot be decoded or is smaller than the crop, or "skip" it. ``skipped``
@@ -85,6 +86,9 @@ class ImageStream(IterableDataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         fields: str | Sequence[str] | None = None,
+        targets: TargetForm = "columns",
+        label_offset: int = 0,
+        boxes: BoxFrame = "shown",
         output: Literal["tensor", "numpy", "pil"] = "tensor",
         mode: Literal["RGB", "L"] = "RGB",
         orientation: Literal["ignore", "apply"] = "ignore",
@@ -111,10 +115,7 @@ class ImageStream(IterableDataset[Any]):
         self._decoder = Decoder(mode=mode, orientation=orientation, fast=fast, resize=resizer(interpolation_of(crop)))
         self._present = present(output)
         self._output = output
-        self._fields: str | tuple[str, ...] | None = (
-            fields if fields is None or isinstance(fields, str) else tuple(fields)
-        )
-        self._target_transform = target_transform
+        self._wanted = TargetOptions(fields, target_transform, targets, label_offset, boxes, orientation)
         self._on_error = on_error
         self._threads = None if threads is None else whole_number("threads", threads, 1)
         self._shuffle_buffer = whole_number("shuffle_buffer", shuffle_buffer, 0)
@@ -195,13 +196,11 @@ class ImageStream(IterableDataset[Any]):
             pool.close()
 
     def _recipe(self, records: list[HeldRecord]) -> Recipe:
-        names = ("label",) if self._fields is None else _as_names(self._fields)
-        reader = HeldRecords(records, names)
+        reader = HeldRecords(records, self._wanted.names or ("label",))
         return Recipe(reader, self._decoder, self._crop, self._flips, self._transform, self._present, self._on_error)
 
     def _finished(self, job: BatchJob) -> Samples:
-        fields = "label" if self._fields is None else self._fields
-        targets = Targets(job.recipe.reader, fields, self._target_transform)
+        targets = Targets(job.recipe.reader, self._wanted)
         return Samples(job, job.failures, targets, self._output)
 
     def _held(self, epoch: int, place: int, places: int) -> Generator[HeldRecord, None, None]:
@@ -218,7 +217,7 @@ class ImageStream(IterableDataset[Any]):
                 close()
 
     def _own(self, items: Iterator[Any], place: int, places: int) -> Generator[HeldRecord, None, None]:
-        names = None if self._fields is None else _as_names(self._fields)
+        names = self._wanted.names
         if self._split == "elsewhere":
             # Positions that no other process counts, so that no two share random numbers.
             yield from (hold(item, number * places + place, names) for number, item in enumerate(items))
@@ -262,10 +261,6 @@ def _worker() -> tuple[int, int]:
     """This DataLoader worker's number and their count."""
     info = get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)
-
-
-def _as_names(fields: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (fields,) if isinstance(fields, str) else fields
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -3,20 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from packfmt.images.boxes import crop_boxes
+from packfmt.images.boxes import crop_boxes, turn_boxes
+from packfmt.record import BOXES
 from packfmt.storage import Reader
 from packfmt.training.collate import collate_column, collate_targets
 from packfmt.training.plan import BatchPlan
 
-__all__ = ["BOXES", "Targets"]
+__all__ = ["BoxFrame", "TargetForm", "TargetOptions", "Targets"]
 
-BOXES = "boxes"
 NO_LABEL = -1
+LABELS = "labels"  # of boxes
+
+TargetForm = Literal["columns", "torchvision"]
+BoxFrame = Literal["shown", "stored", "upright"]
+BACK = {6: 8, 8: 6}  # the orientation that undoes one, where it is another
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOptions:
+    """What a dataset's options of these names ask of targets: see ``ImageDataset``.
+
+    Raises:
+        ValueError: an option is none of those allowed, or they do not go together.
+    """
+
+    fields: str | Sequence[str] | None
+    transform: Callable[[Any], Any] | None
+    form: TargetForm
+    label_offset: int
+    boxes: BoxFrame
+    orientation: Literal["ignore", "apply"]
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (("targets", self.form, TargetForm), ("boxes", self.boxes, BoxFrame)):
+            if value not in get_args(allowed):
+                raise ValueError(f"{name}={value!r}, allowed are {', '.join(map(repr, get_args(allowed)))}")
+        if self.label_offset and self.form != "torchvision":
+            raise ValueError(f"label_offset={self.label_offset!r} goes with targets='torchvision' only")
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The columns asked for; None for the default."""
+        asked = (self.fields,) if isinstance(self.fields, str) else self.fields
+        if self.form == "torchvision":
+            return tuple(dict.fromkeys((BOXES, LABELS, *(asked or ()))))
+        return None if asked is None else tuple(asked)
+
+    @property
+    def turning(self) -> Literal["upright", "back"] | None:
+        """How boxes are to be turned, from the image that they were drawn on to the one that is shown."""
+        shown = "upright" if self.orientation == "apply" else "stored"
+        return None if self.boxes in ("shown", shown) else "upright" if shown == "upright" else "back"
 
 
 class Targets:
@@ -24,28 +68,32 @@ class Targets:
 
     Args:
         reader: whose columns.
-        fields: a column name, several, or None for ``label``.
-        transform: called with each target, or None.
+        options: which of them, and in what form.
 
     Raises:
         ValueError: there is no such column.
     """
 
-    def __init__(
-        self, reader: Reader, fields: str | Sequence[str] | None, transform: Callable[[Any], Any] | None
-    ) -> None:
+    def __init__(self, reader: Reader, options: TargetOptions) -> None:
         self._reader = reader
-        self._names = (fields,) if isinstance(fields, str) else tuple(fields or ())
-        self._several = fields is not None and not isinstance(fields, str)
-        self._transform = transform
-        if fields is None and "label" in reader.columns:
+        names = options.names
+        self._names = names or ()
+        self._several = names is not None and not isinstance(options.fields, str)
+        self._transform = options.transform
+        self._label_offset = options.label_offset
+        self._torchvision = options.form == "torchvision"
+        self._turning = options.turning if BOXES in self._names else None
+        if names is None and "label" in reader.columns:
             self._names = ("label",)
         unknown = [name for name in self._names if name not in reader.columns]
         if unknown:
-            raise ValueError(f"{reader.path}: no columns {unknown}; there are {', '.join(reader.columns)}")
+            needed = f"; targets='torchvision' needs {BOXES} and {LABELS}" if self._torchvision else ""
+            raise ValueError(f"{reader.path}: no columns {unknown}; there are {', '.join(reader.columns)}{needed}")
 
     def of_batch(self, plan: BatchPlan, positions: Sequence[int]) -> Any:
         """Targets of these places in a batch, collated: (n,) tensors for numbers, lists for what differs in length."""
+        if self._torchvision:
+            return [self.of_sample(plan, position) for position in positions]
         if self._transform is not None:
             return collate_targets([self.of_sample(plan, position) for position in positions])
         if not self._names and not self._several:
@@ -62,7 +110,10 @@ class Targets:
         if BOXES in values:
             self._move_boxes(values, plan, [position])
         row = {name: _plain(value[0]) for name, value in values.items()}
-        target = row if self._several else row[self._names[0]] if self._names else NO_LABEL
+        if self._torchvision:
+            target: Any = self._as_torchvision(row, int(plan.choices.indices[position]))
+        else:
+            target = row if self._several else row[self._names[0]] if self._names else NO_LABEL
         return target if self._transform is None else self._transform(target)
 
     def _values(self, name: str, plan: BatchPlan, positions: Sequence[int]) -> Any:
@@ -72,14 +123,32 @@ class Targets:
         # An index array makes numpy copy: targets are the user's own, writable, and no view of the file.
         return self._reader.columns[name][indices]
 
+    def _as_torchvision(self, row: dict[str, Any], index: int) -> dict[str, Any]:
+        """What torchvision's detection models take, and other columns as they are, numbers as tensors."""
+        boxes = np.asarray(row[BOXES], np.float32).reshape(-1, 4)
+        labels = np.asarray(row[LABELS]).astype(np.int64) + self._label_offset
+        if labels.shape != boxes.shape[:1]:
+            raise ValueError(
+                f"{self._reader.path}: record {index}, key {self._reader.key(index)!r}: {len(boxes)} boxes are left "
+                f"and {labels.size} {LABELS}; targets='torchvision' needs one for each"
+            )
+        others = {
+            name: value if isinstance(value, (str, bytes)) else torch.as_tensor(value) for name, value in row.items()
+        }
+        target = {BOXES: torch.from_numpy(boxes), LABELS: torch.from_numpy(labels), "image_id": torch.tensor(index)}
+        return {**others, **target}
+
     def _move_boxes(self, values: dict[str, Any], plan: BatchPlan, positions: Sequence[int]) -> None:
-        """Carry boxes through crop and flip, and drop with a vanished box what other ragged columns say of it."""
+        """Carry boxes through turn, crop and flip, and drop with a vanished box what other ragged columns say of it."""
         choices = plan.choices
-        if choices.boxes is None and choices.flips is None:
+        if self._turning:
+            self._turn_boxes(values, plan, positions)
+        if choices.boxes is None and choices.flips is None and not self._torchvision:
             return
         count = len(values[BOXES][0]) if positions and isinstance(values[BOXES], np.ndarray) else None
         for name, value in values.items():  # what has one length in the pack has none any more
-            if count is not None and isinstance(value, np.ndarray) and value.shape[1:2] == (count,):
+            counted = (count is not None and value.shape[1:2] == (count,)) if isinstance(value, np.ndarray) else False
+            if counted or (self._torchvision and name == LABELS):
                 values[name] = list(value)
         ragged = [name for name, value in values.items() if isinstance(value, list)]
         for place, position in enumerate(positions):
@@ -91,6 +160,18 @@ class Targets:
             for name in ragged:
                 if name != BOXES:
                     values[name][place] = _left(values[name][place], keep)
+
+    def _turn_boxes(self, values: dict[str, Any], plan: BatchPlan, positions: Sequence[int]) -> None:
+        """Carry boxes from the image that they were drawn on to the one that is shown."""
+        choices = plan.choices
+        tags = self._values("orientation", plan, positions)
+        if isinstance(values[BOXES], np.ndarray):  # as crops make of them, whatever they were
+            values[BOXES] = values[BOXES].astype(np.float32)
+        for place, position in enumerate(positions):
+            tag = int(tags[place])
+            tag = BACK.get(tag, tag) if self._turning == "back" else tag
+            size = int(choices.heights[position]), int(choices.widths[position])
+            values[BOXES][place] = turn_boxes(values[BOXES][place], tag, size)
 
 
 def _plain(value: Any) -> Any:
