@@ -183,7 +183,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     args = parse(arguments)
-    if "RANK" in os.environ:  # torchrun; before the loader is made, which asks for the ranks
+    if "RANK" in os.environ:  # torchrun; before the loader is used, which asks for the ranks
         dist.init_process_group("nccl" if args.cuda else "gloo")
     first = not dist.is_initialized() or dist.get_rank() == 0
     run = Run(args)

@@ -103,19 +103,36 @@ def through_stream(pack: str, partial: str) -> list[int]:
         return [number for _, number in stream]
 
 
-def look_at(pack: str, ranks: int) -> dict:
+def through_spawned_workers(pack: str) -> list[int]:
+    """The same from DataLoader's workers, which have no process group."""
+    with packfmt.open(pack) as reader:
+        stream = packfmt.ImageStream(reader, crop=packfmt.Resize(8), fields="number", threads=1)
+        loader = DataLoader(stream, batch_size=4, num_workers=1, multiprocessing_context="spawn")
+        return [number for _, numbers in loader for number in numbers.tolist()]
+
+
+def early_sampler(pack: str) -> packfmt.BlockBatchSampler:
+    """One that is made before the process group is up."""
+    return packfmt.BlockBatchSampler(dataset_of(pack), GLOBAL_BATCH // 2, seed=2)
+
+
+def look_at(pack: str, ranks: int, early: packfmt.BlockBatchSampler | None = None) -> dict:
     found = {partial: train(pack, partial, ranks) for partial in MODES}
     found["dataloader"] = through_dataloader(pack, ranks)
     found["tail"] = short_tail(pack, ranks)
     found["stream"] = {partial: through_stream(pack, partial) for partial in ("keep", "drop")}
+    if early is not None:
+        found["early"] = list(early)
+        found["spawned"] = through_spawned_workers(pack)
     return found
 
 
 def main() -> None:
     out, *packs = sys.argv[1:]
+    early = {packs[0]: early_sampler(packs[0])}
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    Path(out, f"{rank}.json").write_text(json.dumps([look_at(pack, ranks) for pack in packs]))
+    Path(out, f"{rank}.json").write_text(json.dumps([look_at(pack, ranks, early.get(pack)) for pack in packs]))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -141,3 +141,14 @@ class TestRanks:
         loader.load_state_dict(ranks[0]["keep"]["state"])
         assert [targets["number"].tolist() for _, targets in loader] == one["keep"]["batches"][1:3]
         dataset.close()
+
+
+def test_a_sampler_made_before_the_process_group_is_split_all_the_same(seen):
+    ranks = [rank["early"] for rank in seen["made"]]
+    assert joined(ranks) == [
+        batch.tolist() for batch in packfmt.BlockBatchSampler(COUNT, ranks_program.GLOBAL_BATCH, seed=2).batches(0)
+    ]
+
+
+def test_spawned_workers_know_their_rank(seen):
+    assert [rank["spawned"] for rank in seen["made"]] == [list(range(0, COUNT, 2)), list(range(1, COUNT, 2))]

@@ -307,3 +307,152 @@ def test_a_hundred_million_records_need_no_array_of_that_size():
     finally:
         tracemalloc.stop()
     assert peak < 20 * 2**20
+
+
+def draws_per_rank(count, batch_size, world_size, epoch=0, **options):
+    """Each rank's (indices, draw numbers) of an epoch."""
+    samplers = [
+        BlockBatchSampler(count, batch_size, rank=rank, world_size=world_size, **options) for rank in range(world_size)
+    ]
+    return [
+        [
+            (index, int(number))
+            for batch, draws in zip(sampler.batches(epoch), sampler.draws(epoch), strict=True)
+            for index, number in zip(
+                batch.tolist(), np.zeros(len(batch)) if draws.numbers is None else draws.numbers, strict=True
+            )
+        ]
+        for sampler in samplers
+    ]
+
+
+class TestDraws:
+    """Which draw of its record a sample is."""
+
+    @given(
+        st.lists(st.integers(0, 9), max_size=30),
+        st.integers(1, 7),
+        st.sampled_from(WORLDS),
+        st.sampled_from(["pad", "drop"]),
+        st.booleans(),
+    )
+    @pytest.mark.filterwarnings("ignore:no global batch:UserWarning")
+    def test_every_draw_of_a_record_has_its_own_number(self, indices, batch_size, world_size, partial, shuffle):
+        options = {"indices": indices, "partial": partial, "shuffle": shuffle, "block_size": 2, "window": 2}
+        ranks = draws_per_rank(10, batch_size, world_size, **options)
+        found = list(chain(*ranks))
+        assert len(set(found)) == len(found)
+
+    @given(st.lists(st.integers(0, 9), max_size=30), st.booleans())
+    def test_they_count_from_the_first_one_on(self, indices, shuffle):
+        (found,) = draws_per_rank(10, 4, 1, indices=indices, shuffle=shuffle, block_size=2, window=2)
+        expected = [(record, number) for record in set(indices) for number in range(indices.count(record))]
+        assert sorted(found) == sorted(expected)
+
+    def test_where_each_record_comes_once_there_is_nothing_to_tell(self):
+        sampler = BlockBatchSampler(10, 4, indices=[1, 2, 5])
+        assert [draws.numbers for draws in sampler.draws(0)] == [None]
+        assert [draws.numbers for draws in BlockBatchSampler(10, 4, partial="keep").draws(0)] == [None] * 3
+
+    def test_samples_that_fill_up_a_batch_are_second_draws(self):
+        batches = list(BlockBatchSampler(10, 4, partial="pad"))
+        assert [index.draw for index in batches[-1]] == [0, 0, 1, 1]
+        assert batches[-1][2:] == batches[0][:2]
+
+    def test_a_batch_does_not_depend_on_where_an_epoch_was_begun(self):
+        sampler = BlockBatchSampler(10, 4, indices=[3] * 9 + [4] * 9, block_size=2, window=2)
+        whole = [draws.numbers.tolist() for draws in sampler.draws(1)]
+        assert [draws.numbers.tolist() for draws in sampler.draws(1, 3)] == whole[3:]
+        sampler.load_state_dict(sampler.state_dict(epoch=1, position=3))
+        assert [[index.draw for index in batch] for batch in sampler] == whole[3:]
+
+
+class TestWeights:
+    def test_records_come_as_often_as_their_weights_say(self):
+        sampler = BlockBatchSampler(4, 8, weights=[1, 0, 3, 4], num_samples=80_000)
+        counts = np.bincount(np.concatenate(list(sampler.batches(0))), minlength=4)
+        assert counts.sum() == 80_000
+        assert np.abs(counts - [10_000, 0, 30_000, 40_000]).max() < 600  # four standard deviations
+
+    def test_every_epoch_draws_anew_and_a_seed_repeats_it(self):
+        weights = np.arange(50)
+        sampler, again = (BlockBatchSampler(50, 8, weights=weights, seed=3) for _ in range(2))
+        epochs = [list(sampler) for _ in range(3)]
+        assert sorted(chain(*epochs[0])) != sorted(chain(*epochs[1]))
+        again.set_epoch(2)
+        assert list(again) == epochs[2]
+        assert list(BlockBatchSampler(50, 8, weights=weights, seed=4)) != epochs[0]
+
+    def test_an_order_never_changes_between_versions(self):
+        sampler = BlockBatchSampler(1000, 8, weights=np.arange(1000), block_size=7, window=5, seed=5)
+        assert sampler.batch(2**40, 3).tolist() == [944, 944, 960, 779, 919, 942, 960, 918]
+
+    @pytest.mark.parametrize("partial", ["keep", "pad", "drop"])
+    def test_the_order_does_not_depend_on_the_world_size(self, partial):
+        orders = []
+        for world_size in (1, 2, 3, 8):
+            options = {"weights": np.arange(100), "partial": partial, "block_size": 3, "window": 4}
+            ranks = per_rank(100, 24 // world_size, world_size, epoch=2, **options)
+            orders.append([list(chain(*step))[:4] for step in zip(*ranks, strict=True)])
+        assert orders[0] == orders[1] == orders[2] == orders[3]
+
+    def test_draws_of_a_record_are_numbered(self):
+        found = draws_per_rank(3, 8, 2, weights=[1, 5, 1], num_samples=100, block_size=2, window=2)
+        assert len(set(chain(*found))) == 100
+
+    def test_reads_stay_in_blocks(self):
+        sampler = BlockBatchSampler(10_000, 8, weights=np.ones(10_000), block_size=50, window=4)
+        window = np.concatenate([sampler.batch(0, position) for position in range(25)])  # one window of 200 draws
+        assert len(np.unique(window // 100)) < 12
+
+    def test_of_a_subset(self):
+        sampler = BlockBatchSampler(10, 4, weights=np.arange(10), indices=[7, 0, 7, 5], num_samples=1000)
+        counts = np.bincount(np.concatenate(list(sampler.batches(0))), minlength=10)
+        assert set(np.flatnonzero(counts)) == {5, 7}
+        assert 2.4 < counts[7] / counts[5] < 3.3  # 7 is listed twice
+        assert len(list(chain(*BlockBatchSampler(10, 4, weights=np.arange(10), indices=[7, 5, 1])))) == 3
+
+    def test_resume(self):
+        options = {"weights": np.arange(50), "num_samples": 40}
+        whole = [list(batch) for batch in BlockBatchSampler(50, 8, **options)]
+        sampler = BlockBatchSampler(50, 8, **options)
+        sampler.load_state_dict(BlockBatchSampler(50, 8, **options).state_dict(epoch=0, position=2))
+        assert list(sampler) == whole[2:]
+
+    @pytest.mark.parametrize("other", [{}, {"weights": np.ones(50)}, {"weights": np.arange(50), "num_samples": 41}])
+    def test_a_state_of_other_weights_is_refused(self, other):
+        state = BlockBatchSampler(50, 8, weights=np.arange(50)).state_dict()
+        with pytest.raises(ValueError, match="the state was taken with weights"):
+            BlockBatchSampler(50, 8, **other).load_state_dict(state)
+
+    def test_a_state_from_before_there_were_weights_goes_on(self):
+        state = BlockBatchSampler(50, 8).state_dict(epoch=1, position=2)
+        del state["weights"]
+        sampler = BlockBatchSampler(50, 8)
+        sampler.load_state_dict(state)
+        assert sampler.place == (1, 2)
+        with pytest.raises(ValueError, match="the state was taken with weights -1"):
+            BlockBatchSampler(50, 8, weights=np.arange(50)).load_state_dict(state)
+
+    def test_no_draws_are_no_batches(self):
+        assert list(BlockBatchSampler(5, 2, weights=np.ones(5), num_samples=0)) == []
+        assert list(BlockBatchSampler(0, 2, weights=[])) == []
+
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"weights": [1, 2]}, ValueError, r"weights must have shape \(3,\), one for each record, got \(2,\)"),
+            ({"weights": [1, -2, 3]}, ValueError, r"weights\[1\] is -2.0; weights must be finite and not below 0"),
+            ({"weights": [1, 2, np.nan]}, ValueError, r"weights\[2\] is nan"),
+            ({"weights": [np.inf, 2, 3]}, ValueError, r"weights\[0\] is inf"),
+            ({"weights": [0, 0, 0]}, ValueError, "the weights add up to 0.0; their sum must be finite and above 0"),
+            ({"weights": [1e308] * 3}, ValueError, "the weights add up to inf"),
+            ({"weights": [0, 0, 1], "indices": [1]}, ValueError, "the weights of the indices add up to 0.0"),
+            ({"weights": ["a", "b", "c"]}, TypeError, "weights must be numbers"),
+            ({"weights": [1, 2, 3], "num_samples": -1}, ValueError, "num_samples must be 0 or more, got -1"),
+            ({"num_samples": 4}, ValueError, "num_samples goes with weights"),
+        ],
+    )
+    def test_bad_weights_are_refused(self, options, error, message):
+        with pytest.raises(error, match=message):
+            BlockBatchSampler(3, 2, **options)

@@ -180,3 +180,80 @@ class TestSequence:
     def test_groups_of_another_length_are_refused(self):
         with pytest.raises(ValueError, match=r"groups must have shape \(10,\), got \(2,\)"):
             SequenceSampler(10, 2, length=2, groups=[0, 1])
+
+    @given(
+        st.lists(st.integers(1, 20), max_size=6), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.integers(0, 9)
+    )
+    @pytest.mark.filterwarnings("ignore:.*are never seen:UserWarning")
+    def test_with_a_step_clips_skip_records(self, sizes, length, step, shuffle, epoch):
+        groups = np.repeat(np.arange(len(sizes)), sizes)
+        sampler = SequenceSampler(len(groups), 2, length=length, step=step, groups=groups, shuffle=shuffle)
+        clips = [clip for batch in sampler.batches(epoch) for clip in batch.reshape(-1, length)]
+        assert len(clips) == sum((size + step - 1) // (length * step) for size in sizes)
+        for clip in clips:
+            assert (np.diff(clip) == step).all()
+            assert len(set(groups[clip])) == 1
+
+    def test_with_a_step_epochs_together_see_every_record(self):
+        sampler = SequenceSampler(13, 1, length=3, step=4)
+        seen = np.concatenate([batch for epoch in range(200) for batch in sampler.batches(epoch)])
+        assert set(seen.tolist()) == set(range(13))
+
+    def test_of_a_subset_clips_stay_within_what_follows_each_other(self):
+        sampler = SequenceSampler(20, 2, length=3, indices=[9, 8, 7, 6, 1, 2, 3, 15, 16, 17], shuffle=False)
+        assert list(sampler) == [[1, 2, 3, 6, 7, 8], [15, 16, 17]]
+
+    def test_of_a_subset_groups_are_borders_too(self):
+        groups = [0] * 5 + [1] * 5
+        sampler = SequenceSampler(10, 2, length=3, indices=range(2, 10), groups=groups, shuffle=False)
+        assert list(sampler) == [[2, 3, 4, 5, 6, 7]]
+
+    def test_a_record_twice_in_a_subset_is_refused(self):
+        with pytest.raises(ValueError, match="indices hold 4 twice"):
+            SequenceSampler(10, 2, length=2, indices=[3, 4, 5, 4])
+
+    def test_a_recording_shorter_than_a_clip_with_its_step_is_told(self):
+        with pytest.warns(UserWarning, match=r"1 of 1 recordings are shorter than a clip of 7 \(length, step\)"):
+            assert len(SequenceSampler(6, 1, length=3, step=3)) == 0
+
+    @pytest.mark.parametrize("world_size", [1, 2])
+    def test_the_frames_of_a_clip_have_one_key(self, world_size):
+        for rank in range(world_size):
+            sampler = SequenceSampler(60, 3, length=4, step=2, rank=rank, world_size=world_size, partial="pad")
+            keys = []
+            for batch in sampler:
+                for clip in np.array(batch, dtype=object).reshape(-1, 4):
+                    assert {index.source for index in clip} == {clip[0]}
+                    assert len({index.draw for index in clip}) == 1
+                    keys.append((clip[0].source, clip[0].draw))
+            assert len(set(keys)) == len(keys)
+
+    def test_a_clip_that_comes_twice_in_an_epoch_has_two_keys(self):
+        sampler = SequenceSampler(9, 3, length=3, partial="pad")  # where the phase is not 0, one clip is anywhere
+        for epoch in range(30):
+            starts = [int(batch[place]) for batch in sampler.batches(epoch) for place in (0, 3, 6)]
+            numbers = [
+                int(draws.numbers[place]) if draws.numbers is not None else 0
+                for draws in sampler.draws(epoch)
+                for place in (0, 3, 6)
+            ]
+            assert len(set(zip(starts, numbers, strict=True))) == 3
+
+    def test_a_state_from_before_there_were_steps_goes_on(self):
+        state = SequenceSampler(60, 3, length=4).state_dict(epoch=1, position=2)
+        del state["step"], state["indices"]
+        sampler = SequenceSampler(60, 3, length=4)
+        sampler.load_state_dict(state)
+        assert sampler.place == (1, 2)
+
+    @pytest.mark.parametrize("options", [{"step": 2}, {"indices": range(40)}])
+    def test_a_state_of_other_clips_is_refused(self, options):
+        with pytest.raises(ValueError, match="the state was taken with"):
+            SequenceSampler(60, 3, length=4, **options).load_state_dict(SequenceSampler(60, 3, length=4).state_dict())
+
+
+def test_an_index_that_a_group_has_twice_is_drawn_with_two_numbers():
+    sampler = GroupBatchSampler([0] * 4 + [1] * 4, 4, indices=[1, 1, 2, 5, 6], partial="pad")
+    found = [(int(index), index.draw) for batch in sampler for index in batch]
+    assert len(set(found)) == len(found) == 8
+    assert {(1, 0), (1, 1), (2, 0), (5, 0), (6, 0)} <= set(found)

@@ -45,14 +45,110 @@ def test_without_a_process_group_there_is_one_rank(process_group, monkeypatch, a
 def test_a_launcher_without_a_process_group_warns(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
     monkeypatch.setenv("WORLD_SIZE", "8")
+    sampler = BlockBatchSampler(100, 5)  # the process group may come up yet
     with pytest.warns(UserWarning, match="WORLD_SIZE is 8 but torch.distributed is not initialised") as caught:
-        BlockBatchSampler(100, 5)
+        next(iter(sampler))
+    assert caught[0].filename == __file__
+    assert len(list(sampler)) == 20  # once is enough
+
+
+def test_a_length_without_a_process_group_warns(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.warns(UserWarning, match="use the sampler after init_process_group") as caught:
+        len(BlockBatchSampler(100, 5))
     assert caught[0].filename == __file__
 
 
-def test_a_launcher_with_given_ranks_does_not_warn(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    assert BlockBatchSampler(100, 5, rank=0, world_size=1).world_size == 1
+EARLY = {
+    "block": lambda **ranks: BlockBatchSampler(1000, 5, block_size=2, partial="pad", **ranks),
+    "group": lambda **ranks: GroupBatchSampler(np.arange(100) // 30, 5, block_size=2, partial="pad", **ranks),
+    "sequence": lambda **ranks: SequenceSampler(100, 5, length=3, partial="pad", **ranks),
+}
+
+
+@pytest.mark.parametrize("make", EARLY)
+def test_a_sampler_made_before_the_process_group_follows_it(process_group, monkeypatch, make):
+    process_group.is_initialized = lambda: False
+    sampler, alone = EARLY[make](), EARLY[make](rank=0, world_size=1)
+    assert len(sampler) == len(alone)  # somebody may plan a schedule before the processes are there
+    process_group.is_initialized = lambda: True
+    expected = EARLY[make](rank=2, world_size=4)
+    assert (sampler.rank, sampler.world_size, sampler.global_batch_size) == (2, 4, 20)
+    assert (len(sampler), sampler.repeated) == (len(expected), expected.repeated)
+    assert sampler.state_dict() == expected.state_dict()
+    assert list(sampler) == list(expected)
+    assert [batch.tolist() for batch in sampler.batches(1)] == [batch.tolist() for batch in expected.batches(1)]
+
+
+def test_a_batch_alone_is_of_the_ranks_of_the_moment(process_group):
+    process_group.is_initialized = lambda: False
+    sampler = BlockBatchSampler(100, 5)
+    process_group.is_initialized = lambda: True
+    assert sampler.batch(0, 1).tolist() == BlockBatchSampler(100, 5, rank=2, world_size=4).batch(0, 1).tolist()
+
+
+class Deals:
+    """Stands for Accelerate's ``BatchSamplerShard``: each of two ranks takes every second batch."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+        self.drop_last = sampler.drop_last
+
+    def __len__(self):
+        return len(self.sampler) // 2
+
+    def __iter__(self):
+        for number, batch in enumerate(self.sampler):
+            if number % 2 == 0:
+                yield batch
+
+
+@pytest.fixture
+def accelerate(process_group, monkeypatch):
+    monkeypatch.setitem(sys.modules, "accelerate.data_loader", SimpleNamespace(BatchSamplerShard=Deals))
+
+
+@pytest.mark.parametrize("first", ["made", "length", "batches"])
+def test_who_deals_batches_out_gets_all_of_them(accelerate, first):
+    sampler, alone = BlockBatchSampler(103, 5), BlockBatchSampler(103, 5, rank=0, world_size=1)
+    assert (sampler.world_size, len(sampler)) == (4, 6)  # asked for before it is wrapped
+    around = Deals(sampler)
+    if first == "length":
+        assert len(around) == 10
+    if first == "batches":
+        assert list(around) == list(alone)[::2]
+    assert (sampler.rank, sampler.world_size, len(sampler)) == (0, 1, 21)
+    assert around.drop_last is False
+    sampler.set_epoch(0)
+    alone.set_epoch(0)
+    assert list(around) == list(alone)[::2]
+
+
+def test_short_batches_are_left_out_for_others_to_know():
+    assert BlockBatchSampler(10, 4, partial="drop").drop_last
+
+
+def test_splitting_for_given_ranks_twice_warns_once(accelerate):
+    sampler = BlockBatchSampler(100, 5, rank=1, world_size=2)
+    with pytest.warns(UserWarning, match=r"Deals splits .* pass rank=0, world_size=1") as caught:
+        around = Deals(sampler)
+    assert caught[0].filename == __file__
+    assert list(around) == list(BlockBatchSampler(100, 5, rank=1, world_size=2))[::2]
+
+
+def test_one_rank_under_somebody_who_deals_out_is_right(accelerate):
+    assert len(list(Deals(BlockBatchSampler(100, 5, rank=0, world_size=1)))) == 10
+
+
+def test_a_distributed_sampler_around_one_gets_all_batches(process_group, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.data.distributed", SimpleNamespace(DistributedSampler=Deals))
+
+    class OfFramework(Deals):
+        """What Lightning and others put in a sampler's place."""
+
+    sampler = BlockBatchSampler(100, 5)
+    assert list(OfFramework(sampler)) == list(BlockBatchSampler(100, 5, rank=0, world_size=1))[::2]
 
 
 @pytest.mark.parametrize("announced", ["1", "", "many"])

@@ -12,6 +12,7 @@ from packfmt.sampling.block import ASSUMED_RECORD_BYTES, default_block_size, def
 from packfmt.sampling.facts import check_indices, column_of, digest, length_of, record_bytes_of
 from packfmt.sampling.order import BatchSampler, Partial
 from packfmt.sampling.ranks import Indices, whole_number
+from packfmt.sampling.sampleindex import ONCE, Draws, draw_numbers, repeats
 from packfmt.sampling.shuffle import BlockOrder
 
 __all__ = ["RATIOS", "BucketBatchSampler", "GroupBatchSampler"]
@@ -91,28 +92,50 @@ class GroupBatchSampler(BatchSampler):
         self._codes = np.unique(array[self._indices], return_inverse=True)[1].astype(np.int64)
         sizes = np.bincount(self._codes).astype(np.int64)
         self._bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        size = record_bytes_of(dataset) or ASSUMED_RECORD_BYTES
+        self._again = repeats(self._indices)
+        self._record_bytes = record_bytes_of(dataset) or ASSUMED_RECORD_BYTES
         if block_size is None:
-            block_size = default_block_size(size)
+            block_size = default_block_size(self._record_bytes)
         self.block_size = whole_number("block_size", block_size, 1)
-        if window is None:
-            window = default_window(self.block_size, self.global_batch_size, size)
-        self.window = whole_number("window", window, 1)
+        self._given_window = None if window is None else whole_number("window", window, 1)
         self.shuffle = bool(shuffle)
-        self._order = BlockOrder(len(self._codes), self.block_size, self.window, self.seed, self.shuffle)
-        self._count_batches(sizes)
+        self._arrange()
+
+    def _arrange(self) -> None:
+        self._window = self._given_window or default_window(self.block_size, self._global_size, self._record_bytes)
+        self._order = BlockOrder(len(self._codes), self.block_size, self._window, self.seed, self.shuffle)
+        self._count_batches(np.diff(self._bounds))
         self._known: _Plan | None = None  # replaced as a whole: threads see an old plan or a new one
+
+    @property
+    def window(self) -> int:
+        """Blocks mixed together at most."""
+        self._settle()
+        return self._window
 
     def global_batch(self, epoch: int, position: int) -> Indices:
         """The samples of all ranks at one position: (n,) int64, n <= global_batch_size, all of one group."""
+        places, _ = self._places(epoch, position)
+        return self._indices[places]
+
+    def global_draws(self, epoch: int, position: int) -> Draws:
+        if self.partial != "pad" and self._again is None:
+            return ONCE
+        places, filled = self._places(epoch, position)
+        numbers = draw_numbers(places, self._again, filled)
+        return ONCE if numbers is None else Draws(numbers)
+
+    def _places(self, epoch: int, position: int) -> tuple[Indices, int]:
+        """The places in ``_indices`` of a global batch, and how many at its end repeat the group's first."""
+        size = self.global_batch_size
         plan = self._plan(epoch)
         start, stop = int(plan.starts[position]), int(plan.group_stops[position])
-        places = plan.records[start : min(start + self.global_batch_size, stop)]
-        lacking = self.global_batch_size - len(places)
-        if self.partial == "pad" and lacking:
-            group = plan.records[int(plan.group_starts[position]) : stop]
-            places = np.concatenate([places, np.resize(group[:lacking], lacking)])
-        return self._indices[places]
+        places = plan.records[start : min(start + size, stop)]
+        lacking = size - len(places)
+        if self.partial != "pad" or not lacking:
+            return places, 0
+        group = plan.records[int(plan.group_starts[position]) : stop]
+        return np.concatenate([places, np.resize(group[:lacking], lacking)]), lacking
 
     def _plan(self, epoch: int) -> _Plan:
         plan = self._known
@@ -122,7 +145,7 @@ class GroupBatchSampler(BatchSampler):
         return plan
 
     def _make_plan(self, epoch: int) -> _Plan:
-        size = self.global_batch_size
+        size = self._global_size
         order = self._order.take(epoch, 0, self._order.count)
         when = np.argsort(self._codes[order], kind="stable")  # the places of the order, by group and then by time
         lengths = np.diff(self._bounds)
@@ -138,7 +161,7 @@ class GroupBatchSampler(BatchSampler):
     def _identity(self) -> dict[str, int | str]:
         return {
             "block_size": self.block_size,
-            "window": self.window,
+            "window": self._window,
             "shuffle": int(self.shuffle),
             "indices": digest(self._indices),
             "groups": digest(self._codes),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from itertools import chain, repeat
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from packfmt.sampling.blocksahead import NONE
 from packfmt.sampling.facts import ask_of, labels_of, record_bytes_of, tell_epoch
 from packfmt.sampling.quality import OrderQuality, measure
-from packfmt.sampling.ranks import Indices, resolve_ranks, share, whole_number
+from packfmt.sampling.ranks import Indices, Ranks, share, warn_user, whole_number
 from packfmt.sampling.sampleindex import ONCE, Draws, SampleIndex, Upcoming
 
 __all__ = ["BatchSampler", "Partial"]
@@ -51,27 +50,32 @@ class BatchSampler(ABC):
     the dataset in this process: one that is read in workers only should not act on them. The dataset's reader is asked
     for the blocks of ``read_ahead`` here, for whichever process will read them.
 
-    ``batch``, ``batches`` and ``global_batch`` are pure functions of their arguments and thread-safe. Iterating,
-    ``set_epoch`` and the state belong to one thread.
+    Ranks that are not given are those of torch.distributed whenever batches, their number or a state are asked for, so
+    that a sampler may be made, and its length asked for, before the process group is. Where Accelerate's ``prepare`` or
+    a ``DistributedSampler`` around this one deals batches out over the ranks, this one leaves that to it.
+
+    ``batch``, ``batches`` and ``global_batch`` are pure functions of their arguments and the ranks, and thread-safe.
+    Iterating, ``set_epoch`` and the state belong to one thread.
 
     Attributes:
-        batch_size, rank, world_size, seed, partial: as given or found.
-        global_batch_size: samples per batch over all ranks.
-        repeated: samples given out twice per epoch, over all ranks.
+        batch_size, seed, partial: as given.
         moves: times that it was told where to go on.
     """
+
+    _LATER: ClassVar[dict[str, int]] = {}
+    """What states of earlier versions lack: an entry of ``_identity`` and its value in them."""
 
     def __init__(
         self, dataset: object, batch_size: int, *, seed: int, rank: int | None, world_size: int | None, partial: Partial
     ) -> None:
         self.batch_size = whole_number("batch_size", batch_size, 1)
         self.seed = whole_number("seed", seed, 0, 2**64 - 1)
-        self.rank, self.world_size = resolve_ranks(rank, world_size)
+        self._ranks = Ranks(rank, world_size)
+        self._rank, self._world_size = self._ranks.now()
         if partial not in get_args(Partial):
             raise ValueError(f"partial must be 'drop', 'pad' or 'keep', got {partial!r}")
         self.partial: Partial = partial
-        self.global_batch_size = self.batch_size * self.world_size
-        self.repeated = 0
+        self._repeated = 0
         self._dataset = dataset
         self._length = 0
         self._epoch = 0
@@ -80,22 +84,68 @@ class BatchSampler(ABC):
         self._run: object = None
         self.moves = 0
 
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        self._settle()
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that global batches are split over."""
+        self._settle()
+        return self._world_size
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per batch over all ranks."""
+        self._settle()
+        return self._global_size
+
+    @property
+    def repeated(self) -> int:
+        """Samples given out twice per epoch, over all ranks."""
+        self._settle()
+        return self._repeated
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether short batches are left out, by the name that others such as Accelerate ask for."""
+        self._ranks.heed_splitters("sampler")
+        return self.partial == "drop"
+
+    @property
+    def _global_size(self) -> int:
+        return self.batch_size * self._world_size
+
+    def _settle(self) -> None:
+        """Be what the ranks of this moment ask for."""
+        ranks = self._ranks.now("sampler")
+        if ranks != (self._rank, self._world_size):
+            split = ranks[1] != self._world_size
+            self._rank, self._world_size = ranks
+            if split:
+                self._arrange()
+                self._position = 0  # of other batches
+
+    @abstractmethod
+    def _arrange(self) -> None:
+        """Find out all that depends on the number of ranks, of which ``_count_batches`` is a part."""
+
     def _count_batches(self, sizes: npt.ArrayLike) -> None:
         """Fix the number of batches, given the number of samples of each group that is cut into batches on its own."""
-        full, tails = np.divmod(np.asarray(sizes, dtype=np.int64), self.global_batch_size)
+        full, tails = np.divmod(np.asarray(sizes, dtype=np.int64), self._global_size)
         tails = tails[tails > 0]
         self._length = int(full.sum()) + (0 if self.partial == "drop" else len(tails))
         if self.partial == "pad":
-            self.repeated = int((self.global_batch_size - tails).sum())
+            self._repeated = int((self._global_size - tails).sum())
         elif self.partial == "keep":
-            self.repeated = int(np.maximum(self.world_size - tails, 0).sum())
+            self._repeated = int(np.maximum(self._world_size - tails, 0).sum())
         if not self._length and len(tails):
-            warnings.warn(
-                f"no global batch of {self.global_batch_size} samples ({self.batch_size} for each of {self.world_size} "
+            warn_user(
+                f"no global batch of {self._global_size} samples ({self.batch_size} for each of {self._world_size} "
                 f"ranks) can be filled and partial='drop' leaves out all others, so there are no batches; use "
-                "partial='keep', or a smaller batch_size",
-                UserWarning,
-                stacklevel=4,
+                "partial='keep', or a smaller batch_size"
             )
 
     @abstractmethod
@@ -128,6 +178,8 @@ class BatchSampler(ABC):
 
     def __len__(self) -> int:
         """The number of batches per epoch, the same for every rank and epoch."""
+        self._ranks.heed_splitters("sampler")
+        self._settle()
         return self._length
 
     def batch(self, epoch: int, position: int) -> Indices:
@@ -143,6 +195,7 @@ class BatchSampler(ABC):
         Raises:
             IndexError: the epoch has no such batch.
         """
+        self._settle()
         if not 0 <= position < self._length:
             raise IndexError(f"an epoch has {self._length} batches, asked for {position}")
         return self._mine(self.global_batch(epoch, position))
@@ -159,6 +212,7 @@ class BatchSampler(ABC):
         Raises:
             ValueError: epoch or start is out of range.
         """
+        self._settle()
         epoch = whole_number("epoch", epoch, 0)
         start = whole_number("start", start, 0, self._length)
         return (self.batch(epoch, position) for position in range(start, self._length))
@@ -171,6 +225,7 @@ class BatchSampler(ABC):
         Returns:
             (n,) int64 indices for each batch; often n is 0.
         """
+        self._settle()
         return repeat(NONE, self._length - start)
 
     def with_read_ahead(self, epoch: int, start: int = 0) -> Iterator[tuple[Indices, Indices]]:
@@ -179,12 +234,13 @@ class BatchSampler(ABC):
 
     def draws(self, epoch: int, start: int = 0) -> Iterator[Draws]:
         """For each of ``batches(epoch, start)``, which draw of its record each sample is, and whose key it uses."""
+        self._settle()
         for position in range(start, self._length):
             draws = self.global_draws(epoch, position)
             yield ONCE if draws is ONCE else Draws(*(None if part is None else self._mine(part) for part in draws))
 
     def _mine(self, rows: Indices) -> Indices:
-        return share(rows, self.rank, self.world_size).ravel()
+        return share(rows, self._rank, self._world_size).ravel()
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next iteration goes through, from its start.
@@ -218,6 +274,7 @@ class BatchSampler(ABC):
         """
         if (epoch is None) != (position is None):
             raise ValueError(f"epoch and position go together, got epoch={epoch!r} and position={position!r}")
+        self._settle()
         if epoch is None or position is None:
             epoch, position = self._epoch, self._position
         epoch, position = self._next(
@@ -231,7 +288,10 @@ class BatchSampler(ABC):
         Raises:
             ValueError: the state is none, or of a sampler that makes other batches; this sampler is unchanged.
         """
+        self._settle()
         expected: dict[str, int | str] = {"version": STATE_VERSION, **self._full_identity()}
+        if "version" in state:
+            state = {**self._LATER, **state}
         for name, mine in expected.items():
             if name not in state:
                 raise ValueError(f"the state has no {name!r}; it is none of {type(self).__name__}.state_dict()")
@@ -255,6 +315,7 @@ class BatchSampler(ABC):
         Raises:
             ValueError: ``labels`` is not one-dimensional.
         """
+        self._settle()
         known = labels_of(self._dataset) if labels is None else np.asarray(labels)
         if known is not None and known.ndim != 1:
             raise ValueError(f"labels must have shape (n,), got {known.shape}")
@@ -272,6 +333,8 @@ class BatchSampler(ABC):
 
     def __iter__(self) -> Iterator[list[SampleIndex]]:
         # The first `next` claims the epoch: a DataLoader with workers makes iterators that it never uses.
+        self._ranks.heed_splitters("sampler")
+        self._settle()
         epoch, start = self.place
         self._move(epoch, start)
         self._claimed = True
@@ -309,7 +372,7 @@ class BatchSampler(ABC):
         return {
             "sampler": type(self).__name__,
             "seed": self.seed,
-            "global_batch": self.global_batch_size,
+            "global_batch": self._global_size,
             "partial": self.partial,
             **self._identity(),
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from packfmt.sampling.ranks import Indices
+from packfmt.sampling.ranks import Indices, warn_user
 from packfmt.sampling.shuffle import SURVEY, BlockOrder, below, permutation
 
 __all__ = ["OrderQuality", "entropy", "measure", "warn_if_one_sided"]
@@ -125,7 +124,7 @@ def _run_length(in_use: Sequence[Indices]) -> float:
     return records / pieces if pieces else 0.0
 
 
-def warn_if_one_sided(order: BlockOrder, indices: Indices | None, labels: npt.NDArray[Any], stacklevel: int) -> None:
+def warn_if_one_sided(order: BlockOrder, indices: Indices | None, labels: npt.NDArray[Any]) -> None:
     """Warn where the windows of an order hold far fewer classes than the data does, as in data sorted by class.
 
     Looks at a few hundred records of up to 16 windows of epoch 0, whatever the size of the data.
@@ -139,10 +138,8 @@ def warn_if_one_sided(order: BlockOrder, indices: Indices | None, labels: npt.ND
     best = float(np.mean([entropy(labels[_draw(_ROWS, population, number)]) for number in range(_SURVEYED)]))
     # The difference keeps rare classes, whose entropy is small and noisy, from raising a false alarm.
     if found < ONE_SIDED * best and best - found > 0.05:
-        warnings.warn(
+        warn_user(
             f"batches will be one-sided: {_ROWS} records of a window have {found:.2f} bits of label entropy, a full "
             f"shuffle has {best:.2f}; the records seem sorted by class. Pack with `pack --shuffle`, or raise window "
-            f"(now {-(-order.blocks // order.windows)} of {order.blocks} blocks)",
-            UserWarning,
-            stacklevel=stacklevel,
+            f"(now {-(-order.blocks // order.windows)} of {order.blocks} blocks)"
         )

@@ -10,7 +10,7 @@ import numpy as np
 
 from packfmt.sampling.ranks import Indices
 
-__all__ = ["ONCE", "Draws", "SampleIndex", "Upcoming", "draws_of", "join_draws", "repeats"]
+__all__ = ["ONCE", "Draws", "Repeats", "SampleIndex", "Upcoming", "draw_numbers", "draws_of", "join_draws", "repeats"]
 
 
 class SampleIndex(int):
@@ -114,7 +114,10 @@ def join_draws(batches: Sequence[Indices], draws: Sequence[Draws]) -> Draws:
     return Draws(np.concatenate(numbers), np.concatenate(sources))
 
 
-def repeats(indices: Indices) -> tuple[Indices, Indices] | None:
+Repeats = tuple[Indices, Indices]  # of (n,) indices: how often each comes before, and how often it comes at all
+
+
+def repeats(indices: Indices) -> Repeats | None:
     """How often each index comes before, and how often it comes at all; None where none comes twice.
 
     Args:
@@ -133,3 +136,26 @@ def repeats(indices: Indices) -> tuple[Indices, Indices] | None:
     before[order] = np.arange(len(indices)) - np.repeat(starts, sizes)
     total[order] = np.repeat(sizes, sizes)
     return before, total
+
+
+def draw_numbers(places: Indices, again: Repeats | None, filled: int = 0) -> Indices | None:
+    """Which draw of its record each place of a batch is; None where all are the first.
+
+    Args:
+        places: (n,) int64 places of an epoch's order. The last ``filled`` repeat the epoch's first ones, to fill up the
+            batch; where even those are too few, several times over.
+        again: of the records in the places of the order, where any comes twice.
+        filled: 0 <= filled <= n.
+
+    Returns:
+        (n,) int64, or None.
+    """
+    if again is None and not filled:
+        return None
+    numbers = np.zeros(len(places), dtype=np.int64) if again is None else again[0][places]
+    if filled:
+        fill = places[len(places) - filled :]
+        rounds = repeats(fill)
+        times = 1 + (rounds[0] if rounds is not None else np.zeros(filled, dtype=np.int64))
+        numbers[len(places) - filled :] += times * (1 if again is None else again[1][fill])
+    return numbers

@@ -14,10 +14,10 @@ from numpy.random import Philox  # now, not at the first draw: a fork in that mo
 
 from packfmt.sampling.ranks import Indices
 
-__all__ = ["BLOCKS", "CLIPS", "PHASES", "SURVEY", "WINDOW", "BlockOrder", "below", "permutation"]
+__all__ = ["BLOCKS", "CLIPS", "PHASES", "SURVEY", "WEIGHTED", "WINDOW", "BlockOrder", "below", "permutation", "uniform"]
 
 # What the bits are for: each purpose has streams of its own.
-BLOCKS, WINDOW, CLIPS, PHASES, SURVEY = range(5)
+BLOCKS, WINDOW, CLIPS, PHASES, SURVEY, WEIGHTED = range(6)
 
 
 def _bits(count: int, seed: int, epoch: int, purpose: int, number: int) -> npt.NDArray[np.uint64]:
@@ -57,8 +57,12 @@ def permutation(count: int, seed: int, epoch: int, purpose: int, number: int = 0
 def below(limits: npt.ArrayLike, seed: int, epoch: int, purpose: int, number: int = 0) -> Indices:
     """For each limit a whole number from 0 to limit - 1, uniform: (n,) limits in 1..2**53 to (n,) int64."""
     bounds = np.asarray(limits, dtype=np.int64)
-    bits = _bits(len(bounds), seed, epoch, purpose, number)
-    return ((bits >> np.uint64(11)) * 2.0**-53 * bounds).astype(np.int64)
+    return (uniform(len(bounds), seed, epoch, purpose, number) * bounds).astype(np.int64)
+
+
+def uniform(count: int, seed: int, epoch: int, purpose: int, number: int = 0) -> npt.NDArray[np.float64]:
+    """(count,) float64, uniform in [0, 1), multiples of 2**-53."""
+    return (_bits(count, seed, epoch, purpose, number) >> np.uint64(11)) * np.float64(2.0**-53)
 
 
 class BlockOrder:

@@ -14,7 +14,7 @@ from packfmt.images.decode import Decoder
 from packfmt.images.geometry import Crop, Flip
 from packfmt.randomness import sample_keys, uniform
 from packfmt.record import Record
-from packfmt.sampling.ranks import resolve_ranks, whole_number
+from packfmt.sampling.ranks import Ranks, whole_number
 from packfmt.training.batch import BatchJob
 from packfmt.training.collate import Collate
 from packfmt.training.epochs import EpochCounter
@@ -66,7 +66,8 @@ class ImageStream(IterableDataset[Any]):
         seed: of crop, flip, ``sample_rng`` and the shuffle buffer.
         shuffle_buffer: records held back to be given out in random order; nothing comes before it is full. 0 keeps
             the order.
-        rank, world_size: from torch.distributed where neither is given.
+        rank, world_size: from torch.distributed where neither is given, when an iteration begins; 0 of 1 where
+            Accelerate has the stream, which splits by itself.
         partial: "keep" every record, so that one rank may get a sample more than another, which hangs
             DistributedDataParallel at the end of a stream; "drop" the last few, so that all processes get equally many.
         split: "positions" as above; "elsewhere" where each process is fed records of its own, by a message broker or
@@ -122,12 +123,19 @@ class ImageStream(IterableDataset[Any]):
         self._ahead = whole_number("ahead", ahead, 1)
         self._partial, self._split = partial, split
         self.seed = whole_number("seed", seed, 0, 2**64 - 1)
-        self.rank, self.world_size = self._ranks(rank, world_size)
+        self._ranks = Ranks(rank, world_size)
         self.skipped = 0
         self._epochs = EpochCounter()
 
-    def _ranks(self, rank: int | None, world_size: int | None) -> tuple[int, int]:
-        return resolve_ranks(rank, world_size)  # a step of its own, as deep as in samplers, for its warning's place
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self._ranks.now("stream")[0]
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that the stream is split over."""
+        return self._ranks.now("stream")[1]
 
     @property
     def epoch(self) -> int:
@@ -173,7 +181,10 @@ class ImageStream(IterableDataset[Any]):
         worker, workers = _worker()
         epoch = self._epochs.begin(worker)
         pool = DecodePool(self._threads)
-        place, places = worker * self.world_size + self.rank, self.world_size * workers
+        if self._split == "positions":
+            self._ranks.heed_splitters("stream")
+        rank, world_size = self._ranks.now("stream")
+        place, places = worker * world_size + rank, world_size * workers
 
         def finish(job: BatchJob) -> Any:
             return make_batch(self._finished(job), collate) if collate is not None else None
