@@ -9,9 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from images import jpeg, png
 
 pytest.register_assert_rewrite("contracts.reader")
+
+# The same examples every time, however slow the machine is.
+settings.register_profile("packfmt", deadline=None, derandomize=True)
+settings.load_profile("packfmt")
 
 # Without torch, which not every Python has, the rest runs: tools/install.sh test-matrix asks for that.
 TORCH = find_spec("torch") is not None

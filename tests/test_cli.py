@@ -480,6 +480,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tree: Path, tmp_path: Path) 
 # demo
 
 
+@pytest.mark.torch
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_demo_leaves_nothing(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -389,7 +389,7 @@ class Nowhere(storage.Writer):
     def __len__(self) -> int:
         return self._count
 
-    def write(self, data: Any, /, key: str, **columns: Any) -> None:
+    def _append(self, data: Any, key: str, columns: dict[str, Any]) -> None:
         self._count += 1
         if self._count % 200 == 1:
             time.sleep(0.01)  # so that loading has every chance to run away
