@@ -15,9 +15,10 @@ import numpy as np
 from numpy.random import Philox
 
 from packfmt import storage
+from packfmt.describing import ClassColumn
 from packfmt.errors import ConvertError, DecodeError
 from packfmt.images.sniff import CMYK, FORMATS, sniff
-from packfmt.record import IMAGE_COLUMNS, Record
+from packfmt.record import IMAGE_COLUMNS, Column, Record
 from packfmt.reports import Bad, BadImage, BadImagesError, PackReport
 from packfmt.sources.base import BadEntry, SkipEntry, Source
 from packfmt.sources.folder import FolderSource
@@ -125,7 +126,7 @@ def copy_records(
     started = time.perf_counter()
     report = PackReport(os.fspath(out), bad=bad)
     total = source.count() if progress is not None else None
-    counts = _Counts()
+    counts = _Counts(source.columns, source.classes)
     # glibc gives freed memory back above a limit that follows the largest block ever freed, and every record would be
     # paid for in page faults. This block is never touched, so it costs nothing.
     bytes(KEPT)
@@ -158,7 +159,7 @@ def copy_records(
         if not counts.records:
             passed = ", ".join(f"{count} {reason}" for reason, count in source.skipped.items()) or "nothing at all"
             raise ConvertError(f"{where}: no image found ({passed}); name what holds images")
-    counts.fill(report, source.classes)
+    counts.fill(report)
     report.path, report.files = writer.path, writer.files
     report.content_id = writer.content_id
     report.skipped = dict(source.skipped)
@@ -171,8 +172,10 @@ def copy_records(
 class _Counts:
     """Sums over the records written. Numbers only, whatever their number."""
 
-    def __init__(self) -> None:
+    def __init__(self, columns: Sequence[Column], classes: Sequence[str]) -> None:
         self.records = self.bytes = self.rotated = self.cmyk = self.boxes = 0
+        self._classes = classes
+        self._named = ClassColumn(columns, classes)
         self._labels: Counter[int] = Counter()
         self._formats: Counter[int] = Counter()
 
@@ -182,18 +185,19 @@ class _Counts:
         self._formats[columns["format"]] += 1
         self.rotated += columns["orientation"] > 1
         self.cmyk += bool(columns["flags"] & CMYK)
-        label = columns.get("label")
-        if isinstance(label, (int, np.integer)):
-            self._labels[int(label)] += 1
-        elif "labels" in columns:
-            self._labels.update(np.asarray(columns["labels"]).ravel().tolist())
+        label = columns.get(self._named.name) if self._named.name is not None else None
+        if isinstance(label, int):  # the usual case, and the quick way
+            self._labels[label] += 1
+        elif label is not None:
+            self._labels.update(self._named.numbers(label).tolist())
         boxes = columns.get("boxes")
         if boxes is not None and np.ndim(boxes):
             self.boxes += len(boxes)
 
-    def fill(self, report: PackReport, classes: Sequence[str]) -> None:
+    def fill(self, report: PackReport) -> None:
         report.records, report.bytes, report.rotated, report.cmyk = self.records, self.bytes, self.rotated, self.cmyk
-        report.classes = {name: self._labels[label] for label, name in enumerate(classes)}
+        if self._named.name is not None:
+            report.classes = {name: self._labels[label] for label, name in enumerate(self._classes)}
         report.boxes = self.boxes
         report.formats = {FORMATS[code]: count for code, count in sorted(self._formats.items())}
 

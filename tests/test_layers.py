@@ -20,7 +20,7 @@ LAYERS = (
     {"images"},
     {"storage"},
     {"sources"},
-    {"sampling", "reports", "checking", "unpacking", "targets", "system"},
+    {"sampling", "reports", "checking", "describing", "unpacking", "targets", "system"},
     {"packing", "converting"},
     {"training"},
     {"demo", ""},  # "" is packfmt/__init__.py, which imports what is asked of it when it is asked

@@ -224,6 +224,14 @@ def test_a_name_that_gives_no_numbers_is_refused(bad: str, tmp_path: Path) -> No
         TarWriter(tmp_path / bad)
 
 
+def test_a_percent_sign_in_a_folder_s_name_is_one_of_its_characters(tmp_path: Path) -> None:
+    (tmp_path / "100%-%02d").mkdir()
+    write(TarWriter, tmp_path / "100%-%02d" / "out.tar", ("a.jpg", {}))
+    write(TarWriter, tmp_path / "100%-%02d" / "out-%d.tar", ("a.jpg", {}))
+    assert [path.name for path in tmp_path.iterdir()] == ["100%-%02d"]
+    assert sorted(path.name for path in (tmp_path / "100%-%02d").iterdir()) == ["out-0.tar", "out.tar"]
+
+
 def test_one_file_is_not_split(tmp_path: Path) -> None:
     with pytest.raises(ConvertError, match="several shards need a number"):
         TarWriter(tmp_path / "out.tar", shard_size=5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -289,7 +290,8 @@ def test_a_missing_parent_is_named(home: Path) -> None:
 @pytest.mark.parametrize("keys", [["a", "a/b"], ["a/b", "a"]])
 def test_a_key_that_is_both_file_and_folder_is_an_error(keys: list[str], home: Path) -> None:
     pack = make_pack(home / "pack.bin", keys)
-    with pytest.raises(ConvertError, match=rf"^{home}/target: another record takes the place of '{keys[1]}'"):
+    place = re.escape(str(home / "target"))
+    with pytest.raises(ConvertError, match=f"^{place}: another record takes the place of '{keys[1]}'"):
         unpacking.unpack(pack, home / "target")
     assert [path.name for path in home.iterdir()] == ["pack.bin"]
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections import Counter
-from typing import Any
 
 import click
-import numpy as np
 
 from packfmt import storage
 from packfmt.checking import verify as verify_pack
 from packfmt.cli.show import print_json, print_table, progress_bar, readable_size
-from packfmt.images.sniff import CMYK, FORMATS
-from packfmt.storage import Reader
+from packfmt.describing import describe
 from packfmt.system import system_facts
 from packfmt.unpacking import unpack as unpack_pack
 
@@ -34,43 +29,11 @@ def info(packs: tuple[str, ...], as_json: bool, system: bool) -> None:
     else:
         with storage.open(packs[0] if len(packs) == 1 else packs) as reader:
             facts = describe(reader)
+        facts["mean_record"] = readable_size(facts["mean_record"])
     if as_json:
         print_json(facts)
     else:
         print_table([(name.replace("_", " "), value) for name, value in facts.items()])
-
-
-def describe(reader: Reader) -> dict[str, Any]:
-    """JSON-able facts about an open pack, from its index alone."""
-    columns = reader.columns
-    facts: dict[str, Any] = {
-        "path": reader.path,
-        "records": len(reader),
-        "shards": len(reader.files),
-        "bytes": sum(os.path.getsize(file) for file in reader.files),
-        "mean_record": readable_size(reader.record_bytes),
-        "columns": {name: _column_type(columns[name]) for name in columns},
-    }
-    if "label" in columns and len(reader.classes):
-        counts = Counter(np.asarray(columns["label"]).tolist())
-        facts["classes"] = {name: counts[label] for label, name in enumerate(reader.classes)}
-    if "format" in columns and len(reader):
-        codes, counts_of = np.unique(columns["format"], return_counts=True)
-        facts["formats"] = {FORMATS[c]: n for c, n in zip(codes.tolist(), counts_of.tolist(), strict=True)}
-        for name in ("width", "height"):
-            values = np.asarray(columns[name])
-            facts[name] = f"{values.min()} to {values.max()}, median {int(np.median(values))}"
-        facts["exif_rotated"] = int(np.count_nonzero(np.asarray(columns["orientation"]) > 1))
-        facts["cmyk"] = int(np.count_nonzero(np.asarray(columns["flags"]) & CMYK))
-    facts |= {"metadata": reader.metadata, "content_id": reader.content_id, "read_through": reader.io}
-    return facts
-
-
-def _column_type(column: Any) -> str:
-    if isinstance(column, np.ndarray):
-        return f"{column.dtype} {column.shape[1:]}" if column.ndim > 1 else str(column.dtype)
-    described = column.column
-    return f"{described.dtype} {described.shape}" if described.kind == "array" else str(described.kind)
 
 
 @click.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import itertools
 import os
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from packfmt.errors import SourceError
 from packfmt.record import IMAGE_COLUMNS, KEY
+from packfmt.storage.patterns import is_pattern, matching_files, split_pattern
 
 __all__ = [
     "MAX_FOLDERS",
@@ -52,7 +52,8 @@ def expand_inputs(paths: Inputs) -> list[Path]:
 
     Args:
         paths: a path, a brace pattern (``x-{000000..000009}.tar``, ``{a,b}.tar``), a glob pattern, or a list of them.
-            A path that exists is taken as it stands, whatever characters it holds. A glob's matches are sorted.
+            A path that exists is taken as it stands, whatever characters it holds, and so is the folder in which a
+            pattern begins. A glob's matches are sorted.
 
     Raises:
         FileNotFoundError: a named file does not exist, or a pattern matches nothing.
@@ -74,12 +75,13 @@ def expand_inputs(paths: Inputs) -> list[Path]:
 def _expand_one(text: str) -> list[Path]:
     if os.path.exists(text):
         return [Path(text)]
-    names = list(itertools.islice(_expand_braces(text), MAX_SHARDS + 1))
+    folder, rest = split_pattern(text)
+    names = [folder + name for name in itertools.islice(_expand_braces(rest), MAX_SHARDS + 1)]
     if len(names) > MAX_SHARDS:
         raise SourceError(f"{text}: the pattern stands for more than {MAX_SHARDS} names")
     paths: list[Path] = []
     for name in names:
-        matches = [name] if os.path.exists(name) else sorted(glob.glob(name)) if glob.has_magic(name) else []
+        matches = [name] if os.path.exists(name) else matching_files(name) if is_pattern(name) else []
         if not matches:
             raise FileNotFoundError(2, "no such file" if name == text else f"no such file (from {text})", name)
         paths.extend(Path(match) for match in matches)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from packfmt import storage
 from packfmt.errors import CorruptError, DecodeError, FormatError
 from packfmt.format import MAGIC
 from packfmt.lmdb_pages import Tree, decode_head
-from packfmt.record import OWN_COLUMNS, Column, Record
+from packfmt.record import IMAGE_COLUMNS, KEY, Record
 from packfmt.sources.base import Source
-from packfmt.sources.inputs import Inputs
+from packfmt.sources.inputs import Inputs, free_name
 from packfmt.storage.filebytes import open_bytes
 from packfmt.storage.lmdb import data_file, is_environment, is_pack_key
 from packfmt.storage.manifest import MANIFEST
+from packfmt.storage.patterns import is_pattern, matching_files
 
 __all__ = ["PackSource", "recognise"]
 
@@ -35,8 +34,8 @@ def recognise(path: Inputs) -> str | None:
         if not isinstance(path, (str, os.PathLike)):
             return "pack" if path and all(_is_shard(os.fspath(part)) for part in path) else None
         name = os.fspath(path)
-        if not os.path.lexists(name) and glob.has_magic(name):
-            matches = sorted(glob.glob(name))
+        if is_pattern(name):
+            matches = matching_files(name)
             return "pack" if matches and all(map(_is_shard, matches)) else None
         if is_environment(name):
             return "pack" if _is_pack_in_lmdb(data_file(name)) else None
@@ -63,9 +62,15 @@ class PackSource(Source):
         self._reader = storage.open(path)
         self.classes = self._reader.classes
         self.metadata = dict(self._reader.metadata)
-        self.columns = tuple(
-            _described(name, self._reader.columns[name]) for name in self._reader.columns if name not in OWN_COLUMNS
-        )
+        own = {column.name: column for column in IMAGE_COLUMNS}
+        described = self._reader.columns.described
+        # Other writers may have called a column of theirs as we call one of ours.
+        self._names = {
+            free_name(name, described) if name in own else name: name
+            for name, column in described.items()
+            if name != KEY and own.get(name) != column
+        }
+        self.columns = tuple(replace(described[of], name=name) for name, of in self._names.items())
 
     def entries(self) -> Iterator[int]:
         return iter(range(len(self._reader)))
@@ -75,7 +80,7 @@ class PackSource(Source):
             (data,) = self._reader.read((entry,))
         except CorruptError as error:
             raise DecodeError(error.message, path=error.path, index=error.index, key=error.key) from error
-        values = {column.name: self._reader.columns[column.name][entry] for column in self.columns}
+        values = {name: self._reader.columns[of][entry] for name, of in self._names.items()}
         return Record(data, self._reader.key(entry), values)
 
     def size(self, entry: Any) -> int:
@@ -89,13 +94,6 @@ class PackSource(Source):
 
     def close(self) -> None:
         self._reader.close()
-
-
-def _described(name: str, column: Any) -> Column:
-    if isinstance(column, np.ndarray):
-        return Column(name, column.dtype.str, column.shape[1:])
-    described: Column = column.column
-    return described
 
 
 def _is_shard(path: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from packfmt.storage.filebytes import IO
 from packfmt.storage.lmdb import LMDBReader, is_environment
 from packfmt.storage.lmdb_writer import LMDBWriter
 from packfmt.storage.mapped import MappedReader
+from packfmt.storage.patterns import is_pattern
 from packfmt.storage.sharding import ShardedWriter
 from packfmt.storage.shards import ShardedReader
 from packfmt.storage.writing import ShardWriter
@@ -52,7 +52,7 @@ def open(
         return LMDBReader(name, io=io, verify=verify, check=check)
     if os.path.isdir(name):
         raise FormatError(f"{name}: a folder, not a pack. To pack it: packfmt pack {name} {name.rstrip('/')}.bin")
-    if name.endswith(".json") or (glob.has_magic(name) and not os.path.lexists(name)):
+    if name.endswith(".json") or is_pattern(name):
         return ShardedReader(name, io=io, verify=verify, check=check)
     return MappedReader(name, io=io, verify=verify, check=check)
 

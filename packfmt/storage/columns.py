@@ -178,9 +178,16 @@ class Columns(Mapping[str, Any]):
     Args:
         names: the columns there are.
         load: gives the checked array of a name. Called once per name; calling it twice in a race is harmless.
+        described: what they hold, where that is stated somewhere.
+
+    Attributes:
+        described: as given; looking there loads nothing.
     """
 
-    def __init__(self, names: Sequence[str], load: Callable[[str], Any]) -> None:
+    def __init__(
+        self, names: Iterable[str], load: Callable[[str], Any], described: Mapping[str, Column] | None = None
+    ) -> None:
+        self.described = described or {}
         self._names = dict.fromkeys(names)
         self._load = load
         self._loaded: dict[str, Any] = {}

@@ -67,7 +67,7 @@ class MappedReader(Reader):
         self.classes = self._file.directory.classes
         self.metadata = self._file.directory.metadata
         # Not a method of our own: a circle would keep a dropped reader's file open until the collector runs.
-        self.columns = Columns(tuple(self._file.described), self._file.column)
+        self.columns = Columns(self._file.described, self._file.column, self._file.described)
         self.refuse_damaged(check)
 
     def __reduce__(self) -> tuple[Any, ...]:

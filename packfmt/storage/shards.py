@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -21,6 +20,7 @@ from packfmt.storage.columns import Columns, JoinedColumn
 from packfmt.storage.filebytes import IO, choose_io, open_bytes
 from packfmt.storage.manifest import Manifest, join_ids
 from packfmt.storage.mapped import MappedReader
+from packfmt.storage.patterns import matching_files
 from packfmt.storage.readplan import JoinedPlan, ReadPlan
 from packfmt.storage.shardfile import read_frame
 
@@ -73,7 +73,7 @@ class ShardedReader(Reader):
         described = {column.name: column for column in directory.columns}
         ragged = {name for name, column in described.items() if column.ragged}
         # Not a method of our own: a circle would keep a dropped reader's files open until the collector runs.
-        self.columns = Columns(tuple(described), partial(_load_column, self._shards, self._starts, ragged))
+        self.columns = Columns(described, partial(_load_column, self._shards, self._starts, ragged), described)
         self.refuse_damaged(check)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -251,7 +251,7 @@ def _find_shards(source: str | Sequence[str]) -> tuple[list[str], Manifest | Non
     if source.endswith(".json"):
         manifest = Manifest.load(source)
         return [os.fspath(Path(source).parent / name) for name, *_ in manifest.shards], manifest
-    matches = sorted(glob.glob(source))
+    matches = matching_files(source)
     if not matches:
         raise FileNotFoundError(f"{source}: no file matches the pattern")
     return matches, None
@@ -260,8 +260,7 @@ def _find_shards(source: str | Sequence[str]) -> tuple[list[str], Manifest | Non
 def _absolute(source: str | Sequence[str]) -> str | tuple[str, ...]:
     if not isinstance(source, str):
         return tuple(os.path.abspath(path) for path in source)
-    folder = os.getcwd() if source.endswith(".json") else glob.escape(os.getcwd())
-    return os.path.join(folder, source)
+    return os.path.join(os.getcwd(), source)
 
 
 def _reopen(source: str | tuple[str, ...], io: IO, verify: Verify, content_id: str) -> ShardedReader:

@@ -56,8 +56,9 @@ class TarWriter(Target):
         force: bool = False,
     ) -> None:
         super().__init__(os.fspath(path), columns)
-        self._several = "%" in self.path
-        if self._several and not NUMBER.fullmatch(self.path):
+        self._parent, self._name = os.path.split(self.path)  # a % in a folder's name is one of its characters
+        self._several = "%" in self._name
+        if self._several and not NUMBER.fullmatch(self._name):
             raise ConvertError(f"{self.path}: shards need one number in their name, as in out-%05d.tar")
         if shard_size is not None and not self._several:
             raise ConvertError(f"{self.path}: several shards need a number in their name, as in out-%05d.tar")
@@ -151,12 +152,15 @@ class TarWriter(Target):
     def _further_shards(self) -> list[Path]:
         """Shards of the same name that follow the last one and are not ours."""
         found: list[Path] = []
-        while self._several and os.path.lexists(path := self.path % (len(self._pending) + len(found))):
+        while self._several and os.path.lexists(path := self._shard(len(self._pending) + len(found))):
             found.append(Path(path))
         return found
 
+    def _shard(self, number: int) -> str:
+        return os.path.join(self._parent, self._name % number)
+
     def _start_shard(self) -> None:
-        name = self.path % len(self._pending) if self._several else self.path
+        name = self._shard(len(self._pending)) if self._several else self.path
         guard = self._pending[0] if self._pending else None
         self._pending.append(PendingFile(Path(name), force=self._force, guard=guard))
         # PAX names hold any bytes and any length.

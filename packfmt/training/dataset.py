@@ -18,6 +18,7 @@ from packfmt.errors import CorruptError, FormatError
 from packfmt.images.decode import Decoder
 from packfmt.images.geometry import CenterCrop, Crop, Flip, Resize
 from packfmt.randomness import Keys, sample_keys
+from packfmt.record import IMAGE_COLUMNS
 from packfmt.sampling.sampleindex import ONCE, Draws, Upcoming, draws_of
 from packfmt.storage import Reader
 from packfmt.storage.base import Verify
@@ -117,6 +118,7 @@ class ImageDataset(Dataset[Any]):
         if lookahead < 0:
             raise ValueError(f"lookahead={lookahead} must not be negative")
         self.reader = pack if isinstance(pack, Reader) else storage.open(pack, io=io, verify=verify)
+        _refuse_without_sizes(self.reader)
         decoder = Decoder(mode=mode, orientation=orientation, fast=fast, resize=resizer(interpolation_of(crop)))
         self._recipe = Recipe(self.reader, decoder, crop, as_flips(flip), transform, present(output), on_error)
         self._output = output
@@ -333,6 +335,17 @@ class LMDBImageDataset(ImageDataset):
 
 def _keys(seed: int, epoch: int, positions: npt.NDArray[np.int64], draws: Draws) -> Keys:
     return sample_keys(seed, epoch, positions if draws.sources is None else draws.sources, draws.numbers)
+
+
+def _refuse_without_sizes(reader: Reader) -> None:
+    """Every pack of packfmt's has them; the format leaves them to the writer."""
+    needed = [column for column in IMAGE_COLUMNS if column.name in ("width", "height", "orientation")]
+    for column in needed:
+        if column.name not in reader.columns or reader.columns.described.get(column.name, column) != column:
+            raise FormatError(
+                f"{reader.path}: has no column {column.name!r} of what image headers tell, from which crops are made: "
+                f"another writer made it. To make a pack that has them: packfmt convert {reader.path} new.bin"
+            )
 
 
 def _expect(reader: Reader, *, lmdb: bool) -> None:

@@ -50,6 +50,16 @@ def test_an_existing_name_is_no_pattern(tmp_path: Path) -> None:
     assert names(expand_inputs(tmp_path / "x{1,2}[3].tar")) == ["x{1,2}[3].tar"]
 
 
+@pytest.mark.parametrize("folder", ["[1]", "a*", "{a,b}", "{0..1}", "{0}"])
+def test_an_existing_folder_is_no_pattern(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir()
+    touch(tmp_path / folder, "x-0.tar", "x-1.tar")
+    for pattern in ("*.tar", "x-[01].tar", "x-{0..1}.tar"):
+        assert names(expand_inputs(tmp_path / folder / pattern)) == ["x-0.tar", "x-1.tar"]
+    with pytest.raises(FileNotFoundError, match=r"\[Errno 2\] no such file: "):
+        expand_inputs(tmp_path / folder / "missing.tar")
+
+
 def test_a_missing_shard_of_a_range_is_named(tmp_path: Path) -> None:
     touch(tmp_path, "x-0", "x-2")
     with pytest.raises(FileNotFoundError, match=r"x-1"):
