@@ -202,7 +202,7 @@ def test_two_loaders_take_turns(ds: ImageDataset) -> None:
 def test_torchs_collation_copies_nothing(ds: ImageDataset) -> None:
     samples = ds.__getitems__([3, 1, 2])
     images, labels = default_collate(samples)
-    assert images.data_ptr() == samples.job.plan.out.ctypes.data
+    assert images.data_ptr() == samples[0][0].data_ptr()
     assert images.shape == (3, 3, 16, 16)
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert labels.tolist() == [3, 1, 2]

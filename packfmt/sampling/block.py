@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packfmt.sampling.blocksahead import NONE, blocks_ahead
-from packfmt.sampling.facts import check_indices, digest, labels_of, length_of, record_bytes_of
+from packfmt.sampling.facts import check_indices, digest, labels_of, length_of, places_of, record_bytes_of
 from packfmt.sampling.order import BatchSampler, Partial
 from packfmt.sampling.quality import warn_if_one_sided
 from packfmt.sampling.ranks import Indices, on_one_machine, whole_number
@@ -100,7 +100,8 @@ class BlockBatchSampler(BatchSampler):
         world_size: number of ranks.
         partial: what becomes of the last batch: "keep", "drop" or "pad".
         indices: (k,) a subset; an index given twice is drawn twice. Sorted when shuffling, so that blocks are
-            contiguous whatever its order. Takes 8 bytes each.
+            contiguous whatever its order, and so are the records of a view or of torch's ``Subset``. Takes 8 bytes
+            each.
         weights: (n,) a number for each record, not below 0: records are drawn with replacement, each draw taking one
             with a probability proportional to its weight. Each epoch draws anew, and visits what it drew in blocks
             and windows like a subset. Takes 16 bytes per record, and 24 per draw.
@@ -137,10 +138,9 @@ class BlockBatchSampler(BatchSampler):
     ) -> None:
         super().__init__(dataset_or_length, batch_size, seed=seed, rank=rank, world_size=world_size, partial=partial)
         self._records = length_of(dataset_or_length)
-        self._indices: Indices | None = None
-        if indices is not None:
-            chosen = check_indices(indices, self._records)
-            self._indices = np.sort(chosen) if shuffle else chosen
+        chosen = None if indices is None else check_indices(indices, self._records)
+        self._view = places_of(dataset_or_length)
+        self._indices = _by_place(chosen, self._view) if shuffle else chosen
         if num_samples is not None and weights is None:
             raise ValueError("num_samples goes with weights; without them an epoch has every record or index once")
         self._weighted = (
@@ -193,7 +193,10 @@ class BlockBatchSampler(BatchSampler):
             return None, None
         known = self._known
         if known is None or (known[0] != epoch and self._weighted is not None):
-            chosen = self._indices if self._weighted is None else self._weighted.draw(epoch)
+            chosen = self._indices
+            if self._weighted is not None:
+                chosen = self._weighted.draw(epoch)
+                chosen = _by_place(chosen, self._view) if self.shuffle else chosen
             known = (epoch, chosen, None if chosen is None else repeats(chosen))
             self._known = known
         return known[1:]
@@ -212,8 +215,8 @@ class BlockBatchSampler(BatchSampler):
         """The next window, in whole blocks, in step with the batches: see ``BatchSampler.read_ahead``.
 
         Nothing where two windows would take more than half of the memory; where not all ranks are known to be on one
-        machine, since each of several reads only its part of a block; and where ``indices`` or ``weights`` leave out
-        more than half.
+        machine, since each of several reads only its part of a block; and where ``indices``, ``weights`` or a view
+        leave out more than half.
         """
         size = self.global_batch_size
         chosen, _ = self._drawn(epoch)
@@ -224,9 +227,9 @@ class BlockBatchSampler(BatchSampler):
         return islice(chain(wanted, repeat(NONE)), self._length - start)
 
     def _pays(self, chosen: Indices | None) -> bool:
-        spread = 1.0
-        if chosen is not None:
-            spread = (int(chosen[-1]) - int(chosen[0]) + 1) / (1 + np.count_nonzero(np.diff(chosen)))
+        spread, places = 1.0, self._in_pack(chosen)
+        if places is not None:
+            spread = (int(places[-1]) - int(places[0]) + 1) / (1 + np.count_nonzero(np.diff(places)))
         window = min(self._window, self._order.blocks) * self.block_size * self._record_bytes * max(1.0, spread)
         memory = memory_bytes()
         return spread <= MOST_SPREAD and (memory is None or 4 * window <= memory)
@@ -240,13 +243,19 @@ class BlockBatchSampler(BatchSampler):
         places = self._order.records_of(mine)
         return places if chosen is None else np.unique(chosen[places])
 
+    def _in_pack(self, chosen: Indices | None) -> Indices | None:
+        """Where records lie in the pack; None for all of it."""
+        view = self._view
+        return chosen if view is None else view if chosen is None else view[chosen]
+
     def _identity(self) -> dict[str, int | str]:
+        places = self._in_pack(self._indices)
         return {
             "records": self._records,
             "block_size": self.block_size,
             "window": self._window,
             "shuffle": int(self.shuffle),
-            "indices": -1 if self._indices is None else digest(self._indices),
+            "indices": -1 if places is None else digest(places),
             "weights": -1 if self._weighted is None else self._weighted.digest,
         }
 
@@ -261,3 +270,12 @@ class BlockBatchSampler(BatchSampler):
         records = [self._order.take(epoch, *self._order.window_range(epoch, window)) for window in windows]
         chosen, _ = self._drawn(epoch)
         return records if chosen is None else [chosen[places] for places in records]
+
+
+def _by_place(chosen: Indices | None, view: Indices | None) -> Indices | None:
+    """Chosen records, None for all, in the order that they lie in the pack; None where that is the order of all."""
+    if view is None:
+        return None if chosen is None else np.sort(chosen)
+    if chosen is None:
+        return None if (view[1:] >= view[:-1]).all() else np.argsort(view, kind="stable")
+    return chosen[np.argsort(view[chosen], kind="stable")]

@@ -18,7 +18,17 @@ import numpy.typing as npt
 from packfmt.errors import CorruptError
 from packfmt.sampling.ranks import Indices, whole_number
 
-__all__ = ["ask_of", "check_indices", "column_of", "digest", "labels_of", "length_of", "record_bytes_of", "tell_epoch"]
+__all__ = [
+    "ask_of",
+    "check_indices",
+    "column_of",
+    "digest",
+    "labels_of",
+    "length_of",
+    "places_of",
+    "record_bytes_of",
+    "tell_epoch",
+]
 
 
 def length_of(source: Sized | int) -> int:
@@ -62,6 +72,20 @@ def record_bytes_of(source: object) -> float | None:
         if isinstance(size, (int, float, np.number)) and size > 0:
             return float(size)
     return None
+
+
+def places_of(source: object) -> Indices | None:
+    """Where the records of a view or of torch's ``Subset`` lie in the whole, (n,): its ``indices``.
+
+    None where it has none, as the whole itself, or none of that shape.
+    """
+    if not isinstance(source, Sized) or getattr(source, "indices", None) is None:
+        return None
+    places = np.asarray(source.indices)  # type: ignore[attr-defined]
+    if places.shape != (len(source),) or places.dtype.kind not in "iu":
+        return None
+    whole = places_of(getattr(source, "dataset", None))
+    return places.astype(np.int64, copy=False) if whole is None else whole[places]
 
 
 def ask_of(source: object) -> Callable[[Indices], None]:

@@ -14,7 +14,7 @@ from packfmt.errors import CorruptError
 from packfmt.record import Column
 from packfmt.storage.keys import KeyTable
 
-__all__ = ["Columns", "JoinedColumn", "RaggedColumn", "VaryingColumn"]
+__all__ = ["Columns", "JoinedColumn", "RaggedColumn", "VaryingColumn", "select_column"]
 
 CHUNK = 4096  # values looked through at a time
 
@@ -170,6 +170,35 @@ class JoinedColumn(VaryingColumn):
             raise IndexError(f"column {self.column.name!r} has {len(self)} values, asked for {index}")
         shard = int(np.searchsorted(self._starts, position, side="right")) - 1
         return self._part(shard)[position - int(self._starts[shard])]
+
+
+class SelectedColumn(Sequence[Any]):
+    """Some values of a column of differing lengths. Thread-safe as that is.
+
+    Args:
+        column: all values.
+        records: (n,) whose values these are.
+    """
+
+    def __init__(self, column: Any, records: npt.NDArray[np.int64]) -> None:
+        self._column = column
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: Any) -> Any:
+        chosen = self._records[index]
+        return self._column[chosen if isinstance(chosen, np.ndarray) else int(chosen)]
+
+
+def select_column(column: Any, records: npt.NDArray[np.int64]) -> Any:
+    """The values that some records (n,) have in a column: a copy of numbers, a view of all else."""
+    return column[records] if isinstance(column, np.ndarray) else SelectedColumn(column, records)
 
 
 class Columns(Mapping[str, Any]):

@@ -16,8 +16,9 @@ import numpy.typing as npt
 from packfmt.errors import DecodeError
 from packfmt.randomness import sampling
 from packfmt.training.chunk import ChunkRecords
-from packfmt.training.plan import BatchPlan, Recipe, add_note
+from packfmt.training.plan import BatchPlan, add_note
 from packfmt.training.pool import Pool
+from packfmt.training.recipe import Recipe
 from packfmt.training.resize import flipped
 
 __all__ = ["BatchJob", "Timing"]
@@ -168,10 +169,10 @@ class BatchJob:
         decoded = time.perf_counter()
         seconds, place = records.slowest
         self.timing.slowest.append((seconds, int(self.indices[start + place])))
-        if self.recipe.transform is not None:
+        if self.recipe.transforming:
             for position in range(start, stop):
                 if position not in self.failures:
-                    plan.images[position] = self._transform(position, plan.pixels(position))
+                    self._transform(plan, position)
         done = time.perf_counter()
         read = records.seconds
         self.timing.read += read  # a race between threads may lose one of thousands: these are statistics
@@ -215,13 +216,17 @@ class BatchJob:
         path, local = reader.locate(index)
         self.failures[position] = DecodeError(message, path=path, index=local, key=reader.key(index))
 
-    def _transform(self, position: int, pixels: Pixels) -> Any:
+    def _transform(self, plan: BatchPlan, position: int) -> None:
         recipe = self.recipe
-        if recipe.transform is None:
-            return pixels
-        with sampling(self.plan.choices.keys[position]):
+        with sampling(plan.choices.keys[position]):
             try:
-                return recipe.transform(recipe.present(pixels))
+                image = recipe.present(plan.pixels(position))
+                if recipe.transform is not None:
+                    image = recipe.transform(image)
+                if recipe.transforms is not None and plan.targets is not None:
+                    (target,) = recipe.targets.from_columns(plan, [position])[0]
+                    image, plan.targets[position] = recipe.transforms(image, target)
+                plan.images[position] = image
             except Exception as error:
                 index = int(self.indices[position])
                 add_note(error, f"in the transform of record {index}, key {recipe.reader.key(index)!r}")

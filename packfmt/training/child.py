@@ -19,9 +19,8 @@ import torch
 
 from packfmt.sampling.facts import ask_of
 from packfmt.training.batch import BatchJob
-from packfmt.training.collate import Collate
 from packfmt.training.dataset import ImageDataset
-from packfmt.training.engine import Finish, Mix, made_of
+from packfmt.training.engine import Batching, Finish, made_of
 from packfmt.training.slots import SlotWriter
 
 __all__ = ["Failure", "serve"]
@@ -34,8 +33,7 @@ def serve(
     answers: Connection,
     parents: Sequence[Connection],
     dataset: ImageDataset,
-    collate: Collate,
-    batch_transform: Mix | None,
+    how: Batching,
 ) -> None:
     """Answer requests until told to stop, or until the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
@@ -44,7 +42,7 @@ def serve(
     torch.set_num_threads(1)
     slots = SlotWriter()
     jobs: queue.SimpleQueue[BatchJob | Exception] = queue.SimpleQueue()
-    arguments = (requests, dataset, collate, batch_transform, slots, jobs)
+    arguments = (requests, dataset, how, slots, jobs)
     threading.Thread(target=_listen, args=arguments, daemon=True).start()
     while True:
         _answer(answers, dataset, slots, jobs.get())
@@ -53,8 +51,7 @@ def serve(
 def _listen(
     requests: Connection,
     dataset: ImageDataset,
-    collate: Collate,
-    batch_transform: Mix | None,
+    how: Batching,
     slots: SlotWriter,
     jobs: queue.SimpleQueue[BatchJob | Exception],
 ) -> None:
@@ -72,7 +69,7 @@ def _listen(
             _leave()
         request, freed = message
         slots.release(freed)
-        finish = Finish(dataset, collate, batch_transform, request)
+        finish = Finish(dataset, how, request)
         try:
             job = dataset.start(
                 request.indices, request.epoch, draws=request.draws, allocate=slots.allocate, then=finish

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import fnmatch
+import functools
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -15,28 +17,31 @@ from torch.utils.data import Dataset
 
 from packfmt import storage
 from packfmt.errors import CorruptError, FormatError
-from packfmt.images.decode import Decoder
-from packfmt.images.geometry import CenterCrop, Crop, Flip, Resize
-from packfmt.randomness import Keys, sample_keys
+from packfmt.images.geometry import Crop, Flip
+from packfmt.randomness import Keys, sample_keys, uniform
 from packfmt.record import IMAGE_COLUMNS
 from packfmt.sampling.sampleindex import ONCE, Draws, Upcoming, draws_of
 from packfmt.storage import Reader
 from packfmt.storage.base import Verify
+from packfmt.storage.columns import Columns, select_column
 from packfmt.storage.filebytes import IO
 from packfmt.training.ahead import Ahead
 from packfmt.training.batch import BatchJob
 from packfmt.training.epochs import DrawCounter, EpochCounter
-from packfmt.training.plan import Allocate, Recipe, as_flips, interpolation_of, plan_batch
+from packfmt.training.plan import Allocate, plan_batch
 from packfmt.training.pool import CallerPool, DecodePool
+from packfmt.training.recipe import Form, Output, Recipe, make_recipe
 from packfmt.training.recycle import Recycler
-from packfmt.training.resize import resizer
-from packfmt.training.samples import Samples, make_batch, present
+from packfmt.training.samples import SampleList, Samples, as_batch, make_batch
 from packfmt.training.span import Chosen, Span
-from packfmt.training.targets import BoxFrame, TargetForm, TargetOptions, Targets
+from packfmt.training.targets import BoxFrame, TargetForm, TargetOptions
 
 __all__ = ["ImageDataset", "LMDBImageDataset", "MMapImageDataset"]
 
 PathLike = str | os.PathLike[str]
+Indices = npt.NDArray[np.int64]
+
+SPLIT = 513  # the stream of random numbers that splits, apart from those of crops, flips and shuffle buffers
 
 
 class ImageDataset(Dataset[Any]):
@@ -52,15 +57,21 @@ class ImageDataset(Dataset[Any]):
     Thread-safe. Pickles as paths and options (about a kilobyte); in a new process,
     however it was started, threads and files are opened again when first used.
 
+    ``crop``, ``flip``, ``transform``, ``target_transform`` and ``transforms`` may be assigned later. What is asked for
+    from then on has them: batches that were decoded ahead for a DataLoader are made anew, an iteration of a ``Loader``
+    that is under way goes on as it began, and worker processes of a DataLoader hear of it when they start anew.
+
     A subclass that overrides ``__getitem__`` is asked one index at a time by DataLoader, and refused by ``Loader``.
 
     Args:
         pack: a path as ``packfmt.open`` takes it, or a reader.
         crop: chosen before decoding, from the index: ``RandomResizedCrop`` and the like. None keeps the image's size.
-        flip: ``HorizontalFlip``, ``VerticalFlip``, a list of both, or None.
+        flip: ``HorizontalFlip``, ``VerticalFlip``, a list of both, or None. A number is the probability of a
+            ``HorizontalFlip``; True is ``HorizontalFlip()``.
         transform: called with each image (in ``output`` form) after crop and flip, in the decoding threads.
             ``packfmt.sample_rng()`` is its source of randomness.
         target_transform: called with each target.
+        transforms: called with each image and its target, after the two above, in the decoding threads; returns both.
         fields: the column the target is, or several for a dict of them; None takes ``label``, or -1 without one.
             Boxes in a column ``boxes`` follow crop and flip; boxes that are left with no area go, and with them
             their entries in ragged columns of equal length.
@@ -73,19 +84,28 @@ class ImageDataset(Dataset[Any]):
             the other is shown. "shown": what this dataset shows, by ``orientation``. Nothing is turned then, which is
             the default since no tag tells what an annotator saw.
         output: "tensor": (C, H, W) uint8; "numpy": (H, W, C) uint8; "pil".
+        sample: "tuple": (image, target); "dict": {"pixel_values": image, "labels": target}, as Hugging Face's Trainer
+            hands to its models. A target that is a dict lies beside the image then, under its own names. Batches have
+            the same form.
         mode: "RGB" or "L".
         orientation: "ignore" the EXIF tag as torchvision does, or "apply" it.
         threads: that decode; None takes the cores this process may use, shared out among DataLoader's workers.
+        partial: decode what is there of a truncated or damaged JPEG. What is missing is gray or black.
         on_error: "raise" at a record that cannot be read or decoded or is smaller than the crop, or "skip" it: batches
             get smaller, and ``skipped`` counts, in this process. Where nothing is left to give (``ds[i]``, a whole
             batch), the first error is raised all the same; ``Loader`` goes on with the next batch.
         verify: check each record's checksum when it is read, or only the first time ("once"), as ``packfmt.open``.
         io: "mmap", "pread" or "auto", as ``packfmt.open``.
-        seed: of crop, flip and ``sample_rng``.
+        seed: of crop, flip and ``sample_rng``, and of the order of a ``Loader`` that is given none.
         lookahead: batches decoded ahead where a packfmt sampler announces them to a DataLoader without workers.
         fast: decode JPEG a tenth faster and a few levels off (Pillow's pixels otherwise).
 
+    Attributes:
+        reader: the pack. It numbers its records itself, also where the dataset is a view of some of them.
+        changes: times that an option was assigned.
+
     Raises:
+        TypeError: a crop, flip or transform is none.
         ValueError: an option is not one of those allowed.
         FormatError, OSError: as ``packfmt.open``.
     """
@@ -95,17 +115,20 @@ class ImageDataset(Dataset[Any]):
         pack: PathLike | Sequence[PathLike] | Reader,
         *,
         crop: Crop | None = None,
-        flip: Flip | Sequence[Flip] | None = None,
+        flip: Flip | Sequence[Flip] | float | None = None,
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
+        transforms: Callable[[Any, Any], Any] | None = None,
         fields: str | Sequence[str] | None = None,
         targets: TargetForm = "columns",
         label_offset: int = 0,
         boxes: BoxFrame = "shown",
-        output: Literal["tensor", "numpy", "pil"] = "tensor",
+        output: Output = "tensor",
+        sample: Form = "tuple",
         mode: Literal["RGB", "L"] = "RGB",
         orientation: Literal["ignore", "apply"] = "ignore",
         threads: int | None = None,
+        partial: bool = False,
         on_error: Literal["raise", "skip"] = "raise",
         verify: Verify = True,
         io: IO = "auto",
@@ -113,30 +136,50 @@ class ImageDataset(Dataset[Any]):
         lookahead: int = 2,
         fast: bool = False,
     ) -> None:
-        if on_error not in ("raise", "skip"):
-            raise ValueError(f"on_error={on_error!r}, allowed are 'raise' and 'skip'")
         if lookahead < 0:
             raise ValueError(f"lookahead={lookahead} must not be negative")
+        if isinstance(pack, Dataset):
+            raise TypeError("the pack is a dataset already: its select() and split() give others over the same pack")
         self.reader = pack if isinstance(pack, Reader) else storage.open(pack, io=io, verify=verify)
         _refuse_without_sizes(self.reader)
-        decoder = Decoder(mode=mode, orientation=orientation, fast=fast, resize=resizer(interpolation_of(crop)))
-        self._recipe = Recipe(self.reader, decoder, crop, as_flips(flip), transform, present(output), on_error)
-        self._output = output
-        self._targets = Targets(
-            self.reader, TargetOptions(fields, target_transform, targets, label_offset, boxes, orientation)
+        self._recipe = make_recipe(
+            self.reader,
+            crop=crop,
+            flip=flip,
+            transform=transform,
+            transforms=transforms,
+            targets=TargetOptions(fields, target_transform, targets, label_offset, boxes, orientation),
+            output=output,
+            sample=sample,
+            mode=mode,
+            orientation=orientation,
+            partial=partial,
+            fast=fast,
+            on_error=on_error,
         )
         self._pool = DecodePool(threads)
         self._recycler = Recycler()
         self.seed = seed
-        self._epochs = EpochCounter()
-        random = flip or transform or not isinstance(crop, (CenterCrop, Resize, type(None)))
-        self._draws = DrawCounter(len(self.reader)) if random else None
         self.lookahead = lookahead
+        self.changes = 0
+        self._show(None, epoch=0)
+
+    def _show(self, indices: Indices | None, epoch: int) -> None:
+        """Be a dataset of these records of the pack, None for all; with nothing begun or counted yet."""
+        self._indices = indices
+        self._columns: Columns | None = None
+        self._epochs = EpochCounter(epoch)
+        self._draws: DrawCounter | None = None
+        self._count_draws()
         self.skipped = 0
         self._ahead = Ahead()
 
+    def _count_draws(self) -> None:
+        if self._draws is None and self._recipe.random:
+            self._draws = DrawCounter(len(self))
+
     def __len__(self) -> int:
-        return len(self.reader)
+        return len(self.reader) if self._indices is None else len(self._indices)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -144,9 +187,181 @@ class ImageDataset(Dataset[Any]):
         return self.reader.classes
 
     @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Class name to label."""
+        return {name: label for label, name in enumerate(self.classes)}
+
+    @property
+    def indices(self) -> Indices | None:
+        """The numbers (n,) that the records of a view have in the pack; None for the whole pack."""
+        return self._indices
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """Column name to an array, or another sequence, of one value per sample. Numbers of a view are copies."""
+        if self._indices is None:
+            return self.reader.columns
+        if self._columns is None:
+            whole, mine = self.reader.columns, self._indices
+            self._columns = Columns(list(whole), lambda name: select_column(whole[name], mine))
+        return self._columns
+
+    @property
     def labels(self) -> Any:
         """The column ``label`` as an array, or None."""
-        return self.reader.columns.get("label")
+        return self.columns.get("label")
+
+    targets = labels  # as torchvision's datasets name them
+
+    @property
+    def recipe(self) -> Recipe:
+        """How samples are made now. It does not change: assigning an option makes a new one."""
+        return self._recipe
+
+    @property
+    def crop(self) -> Crop | None:
+        """The crop; may be assigned, as the other options below."""
+        return self._recipe.crop
+
+    @crop.setter
+    def crop(self, crop: Crop | None) -> None:
+        self._change(crop=crop)
+
+    @property
+    def flip(self) -> tuple[Flip, ...]:
+        """The flips, none or several."""
+        return self._recipe.flips
+
+    @flip.setter
+    def flip(self, flip: Flip | Sequence[Flip] | float | None) -> None:
+        self._change(flip=flip)
+
+    @property
+    def transform(self) -> Callable[[Any], Any] | None:
+        """What is called with each image."""
+        return self._recipe.transform
+
+    @transform.setter
+    def transform(self, transform: Callable[[Any], Any] | None) -> None:
+        self._change(transform=transform)
+
+    @property
+    def target_transform(self) -> Callable[[Any], Any] | None:
+        """What is called with each target."""
+        return self._recipe.targets.transform
+
+    @target_transform.setter
+    def target_transform(self, transform: Callable[[Any], Any] | None) -> None:
+        self._change(target_transform=transform)
+
+    @property
+    def transforms(self) -> Callable[[Any, Any], Any] | None:
+        """What is called with each image and its target."""
+        return self._recipe.transforms
+
+    @transforms.setter
+    def transforms(self, transforms: Callable[[Any, Any], Any] | None) -> None:
+        self._change(transforms=transforms)
+
+    def _change(self, **options: Any) -> None:
+        self._recipe = self._recipe.changed(**options)
+        self.changes += 1
+        self._count_draws()
+        self._ahead.clear()
+
+    def select(self, which: str | slice | npt.ArrayLike) -> ImageDataset:
+        """A view: a dataset of some of these records, over the same open pack and with the same threads.
+
+        It has all options of this one. Those that may be assigned are its own from then on, as are epoch and
+        statistics. A record keeps its random numbers, which its number in the pack decides; samplers read a view in the
+        pack's order where they shuffle. It pickles as this dataset and 8 bytes per record.
+
+        Args:
+            which: (k,) indices, in any order, also more than once; (n,) booleans, as ``columns["width"] > 64`` gives
+                them; a slice; or a pattern of keys in which ``*``, ``?`` and ``[...]`` stand for characters, "/" too.
+
+        Raises:
+            IndexError: there is no such record, or not as many as booleans.
+            TypeError: it is none of these.
+            ValueError: no key is like the pattern.
+        """
+        if isinstance(which, str):
+            which = self._like(which)
+        given = np.arange(len(self))[which] if isinstance(which, slice) else np.asarray(which)
+        if given.dtype == bool:
+            if given.shape != (len(self),):
+                raise IndexError(f"{self._name} has {len(self)} records, the mask has the shape {given.shape}")
+            given = np.flatnonzero(given)
+        view = copy.copy(self)
+        view._show(self._in_pack(self._positions(given)), epoch=self.epoch)
+        return view
+
+    def split(
+        self, share: float, *, seed: int = 0, stratify: str | npt.ArrayLike | None = None
+    ) -> tuple[ImageDataset, ImageDataset]:
+        """Two views without a record in common: a random ``share`` of the records, and all others.
+
+        Args:
+            share: of the first one, between 0 and 1.
+            seed: another one gives another split. The same gives the same split everywhere.
+            stratify: a column, or an array (n,), of which both are to have equal proportions, such as "label": of
+                each value the first view has its share, rounded up or down.
+
+        Raises:
+            TypeError: ``share`` is no number.
+            ValueError: ``share`` is not between 0 and 1 or leaves no record for one of the two; there is no such
+                column, or not one value per record; this is a view that has a record twice.
+        """
+        if self._indices is not None and len(np.unique(self._indices)) < len(self):
+            raise ValueError(f"{self._name} has records more than once, which would be in both parts; split first")
+        if isinstance(share, bool) or not isinstance(share, (int, float, np.number)):
+            raise TypeError(f"share={share!r} is not a number between 0 and 1")
+        first = round(float(share) * len(self)) if 0 < share < 1 else 0
+        if not 0 < first < len(self):
+            raise ValueError(f"a share of {share} of the {len(self)} records of {self._name} leaves one part empty")
+        kinds = self._kinds(stratify)
+        chance = uniform(sample_keys(seed, 0, self._in_pack(np.arange(len(self)))), SPLIT)
+        order = np.lexsort((chance, kinds))
+        # Taken at equal steps, so that each kind gives its share, and all together exactly as many as asked for.
+        steps = np.arange(len(self) + 1) * first // len(self)
+        taken = np.empty(len(self), np.bool_)
+        taken[order] = np.diff(steps) > 0
+        return self.select(taken), self.select(~taken)
+
+    def _kinds(self, stratify: str | npt.ArrayLike | None) -> Any:
+        if stratify is None:
+            return np.zeros(len(self), np.int8)
+        if isinstance(stratify, str):
+            if stratify not in self.columns:
+                raise ValueError(f"{self._name}: no column {stratify!r}; there are {', '.join(self.columns)}")
+            stratify = self.columns[stratify][:]
+        values = np.asarray(stratify)
+        if values.shape != (len(self),):
+            raise ValueError(f"stratify has values of shape {values.shape}; needed is one for each record, {len(self)}")
+        return np.unique(values, return_inverse=True)[1]
+
+    def _like(self, pattern: str) -> npt.NDArray[np.bool_]:
+        fits = re.compile(fnmatch.translate(pattern)).match
+        chosen = np.fromiter((fits(key) is not None for key in self.columns["key"]), np.bool_, len(self))
+        if not chosen.any():
+            example = f", such as {self.columns['key'][0]!r}" if len(self) else ""
+            raise ValueError(f"{self._name}: no key is like {pattern!r}{example}")
+        return chosen
+
+    @property
+    def _name(self) -> str:
+        return self.reader.path if self._indices is None else f"the view of {self.reader.path}"
+
+    def _in_pack(self, positions: Indices) -> Indices:
+        """The numbers that these samples' records have in the pack."""
+        return positions if self._indices is None else self._indices[positions]
+
+    def _draws_in_pack(self, draws: Draws) -> Draws:
+        sources, own = draws.sources, self._indices
+        if sources is None or own is None or not len(own):
+            return draws
+        known = sources < len(own)  # a dataset around this one may number more
+        return draws._replace(sources=np.where(known, own[np.where(known, sources, 0)], sources))
 
     @property
     def threads(self) -> int:
@@ -185,7 +400,7 @@ class ImageDataset(Dataset[Any]):
             return [self[index] for index in indices]  # a subclass's own, which a batch must not go round
         positions = self._positions(indices)
         epoch, draws = self._drawn(indices, positions)
-        return self._some(self._ahead.take(epoch, positions, self._begin, self.lookahead, draws))
+        return SampleList(self._some(self._ahead.take(epoch, positions, self._begin, self.lookahead, draws)))
 
     def start(
         self,
@@ -212,11 +427,15 @@ class ImageDataset(Dataset[Any]):
         positions = chosen.positions
         with suppress(CorruptError):  # said where the record is read
             self.reader.will_need(positions)  # the whole batch at once, and before the threads come to it
-        plan = partial(plan_batch, self._recipe, chosen, allocate or self._recycler.allocate)
-        return BatchJob(self._recipe, positions, plan, self._pool, then)
+        plan = functools.partial(plan_batch, chosen.recipe, chosen, allocate or self._recycler.allocate)
+        return BatchJob(chosen.recipe, positions, plan, self._pool, then)
 
     def choose_ahead(
-        self, batches: Sequence[npt.ArrayLike], epoch: int, draws: Sequence[Draws] | None = None
+        self,
+        batches: Sequence[npt.ArrayLike],
+        epoch: int,
+        draws: Sequence[Draws] | None = None,
+        recipe: Recipe | None = None,
     ) -> list[Chosen]:
         """What ``start`` takes as ``chosen`` for each of some batches, which costs less than for one after another.
 
@@ -224,9 +443,11 @@ class ImageDataset(Dataset[Any]):
             batches: (N,) record indices each.
             epoch: that keys the random numbers.
             draws: of each batch, which key them too; None where all records are drawn once.
+            recipe: of the batches; None takes the present one.
         """
-        positions = [self._positions(batch) for batch in batches]
-        span = Span(self._recipe, positions, draws or [ONCE] * len(positions), partial(_keys, self.seed, epoch))
+        positions = [self._in_pack(self._positions(batch)) for batch in batches]
+        draws = [ONCE] * len(positions) if draws is None else [self._draws_in_pack(each) for each in draws]
+        span = Span(recipe or self._recipe, positions, draws, functools.partial(_keys, self.seed, epoch))
         return [Chosen(batch, span, number) for number, batch in enumerate(positions)]
 
     def finish(self, job: BatchJob) -> Samples:
@@ -248,7 +469,7 @@ class ImageDataset(Dataset[Any]):
 
     def samples_of(self, job: BatchJob) -> Samples:
         """The samples of a job that is done, without waiting: what ``then`` of ``start`` works with."""
-        return Samples(job, job.failures, self._targets, self._output)
+        return Samples(job)
 
     def announce(self, upcoming: tuple[int, npt.NDArray[np.int64]]) -> None:
         """Hear from a sampler which batch will be asked for later. Nothing is decoded until this process is asked for a
@@ -256,6 +477,14 @@ class ImageDataset(Dataset[Any]):
         epoch, indices = upcoming
         draws = upcoming.draws if isinstance(upcoming, Upcoming) else ONCE
         self._ahead.announce(epoch, self._positions(indices), self.lookahead, draws)
+
+    def will_need_blocks(self, indices: Indices) -> None:
+        """``Reader.will_need_blocks`` for samples."""
+        self.reader.will_need_blocks(self._in_pack(self._positions(indices)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the columns of a view, which are copied when they are used."""
+        return self.__dict__ | {"_columns": None}
 
     def with_threads(self, threads: int) -> ImageDataset:
         """The same dataset with another number of threads, not started yet."""
@@ -270,22 +499,27 @@ class ImageDataset(Dataset[Any]):
         self.close()
 
     def close(self) -> None:
-        """Stop the threads and release the files. A closed dataset cannot be read; closing twice is allowed."""
+        """Stop the threads and release the files. A closed dataset cannot be read; closing twice is allowed.
+
+        Threads and files of a view are those of the dataset that it shows, and end with it.
+        """
         self._ahead.clear()
-        self._pool.close()
-        self.reader.close()
+        if self._indices is None:
+            self._pool.close()
+            self.reader.close()
 
     def _sample(self, index: Any) -> Any:
         positions = self._positions((index,))
         epoch, draws = self._drawn((index,), positions)
         (chosen,) = self.choose_ahead((positions,), epoch, (draws,))
-        plan = partial(plan_batch, self._recipe, chosen)
-        return self._some(BatchJob(self._recipe, chosen.positions, plan, CallerPool()))[0]
+        plan = functools.partial(plan_batch, chosen.recipe, chosen)
+        return self._some(BatchJob(chosen.recipe, chosen.positions, plan, CallerPool()))[0]
 
     def _batch(self, indices: Sequence[int]) -> Any:
         positions = self._positions(indices)
         epoch, draws = self._drawn(indices, positions)
-        return make_batch(self._some(self.start(positions, epoch, draws=draws)), "stack")
+        images, targets = make_batch(self._some(self.start(positions, epoch, draws=draws)), "stack")
+        return as_batch(images, targets, self._recipe.sample)
 
     def _begin(self, positions: npt.NDArray[np.int64], epoch: int, draws: Draws) -> BatchJob:
         return self.start(positions, epoch, draws=draws)
@@ -300,13 +534,13 @@ class ImageDataset(Dataset[Any]):
         given, count = np.asarray(indices), len(self)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
             raise TypeError(
-                f"{self.reader.path}: an index is an int, a slice or a flat sequence of ints, got {indices!r:.80}"
+                f"{self._name}: an index is an int, a slice or a flat sequence of ints, got {indices!r:.80}"
             )
         positions = given.astype(np.int64)
         if positions.size and not (positions.min() >= 0 and positions.max() < count):
             positions = np.where(positions < 0, positions + count, positions)
             if not (positions.min() >= 0 and positions.max() < count):
-                raise IndexError(f"{self.reader.path} has {count} records, asked for {given.min()} to {given.max()}")
+                raise IndexError(f"{self._name} has {count} records, asked for {given.min()} to {given.max()}")
         return positions
 
     def _drawn(self, indices: Sequence[Any], positions: npt.NDArray[np.int64]) -> tuple[int, Draws]:

@@ -18,9 +18,9 @@ from packfmt.training.batch import SLOW_SAMPLES, BatchJob, Timing
 from packfmt.training.collate import Collate
 from packfmt.training.dataset import ImageDataset
 from packfmt.training.plan import Allocate
-from packfmt.training.samples import make_batch
+from packfmt.training.samples import as_batch, make_batch
 
-__all__ = ["Engine", "Finish", "Made", "Request", "ThreadEngine", "made_of"]
+__all__ = ["Batching", "Engine", "Finish", "Made", "Request", "ThreadEngine", "made_of"]
 
 Mix = Callable[..., Any]
 
@@ -46,7 +46,7 @@ class Request:
 class Made:
     """A batch that was made, and what there is to say about it."""
 
-    batch: Any  # (images, targets)
+    batch: Any  # (images, targets), or a dict of them
     samples: int
     timing: Timing
     failures: list[Exception]  # of the samples left out
@@ -81,34 +81,48 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Batching:
+    """How a loader makes batches of samples. Picklable if the transform is.
+
+    Args:
+        collate: how images become a batch.
+        transform: called with (images, targets, generator) if it asks for a third argument, else with two.
+        memory_format: of the images where they are one tensor (N, C, H, W); None leaves it as it comes.
+    """
+
+    collate: Collate
+    transform: Mix | None
+    memory_format: torch.memory_format | None
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
-    """Turns decoded samples into a batch, in the thread that finishes last. Picklable if the transform is.
+    """Turns decoded samples into a batch, in the thread that finishes last.
 
     Args:
         dataset: whose samples.
-        collate: how images become a batch.
-        batch_transform: called with (images, targets, generator) if it asks for a third argument, else with two.
+        how: it is done.
         request: the batch's.
     """
 
     dataset: ImageDataset
-    collate: Collate
-    batch_transform: Mix | None
+    how: Batching
     request: Request
 
-    def __call__(self, job: BatchJob) -> tuple[Any, Any]:
+    def __call__(self, job: BatchJob) -> Any:
         samples = self.dataset.samples_of(job)
         if not len(samples):
-            return None, None  # all failed: nobody will see it
-        images, targets = make_batch(samples, self.collate)
-        if self.batch_transform is None:
-            return images, targets
-        if takes_rng(self.batch_transform):
+            return None  # all failed: nobody will see it
+        images, targets = make_batch(samples, self.how.collate)
+        transform, memory_format = self.how.transform, self.how.memory_format
+        if transform is not None and takes_rng(transform):
             rng = batch_rng(self.dataset.seed, self.request.epoch, self.request.number)
-            result: tuple[Any, Any] = self.batch_transform(images, targets, rng)
-        else:
-            result = self.batch_transform(images, targets)
-        return result
+            images, targets = transform(images, targets, rng)
+        elif transform is not None:
+            images, targets = transform(images, targets)
+        if memory_format is not None and isinstance(images, torch.Tensor) and images.ndim == 4:
+            images = images.contiguous(memory_format=memory_format)
+        return as_batch(images, targets, job.recipe.sample)
 
 
 def takes_rng(transform: Mix) -> bool:
@@ -143,26 +157,23 @@ class ThreadEngine:
 
     usable = True
 
-    def __init__(
-        self, dataset: ImageDataset, collate: Collate, batch_transform: Mix | None, allocate: Allocate | None
-    ) -> None:
+    def __init__(self, dataset: ImageDataset, how: Batching, allocate: Allocate | None) -> None:
         self.threads = dataset.threads
         self._dataset = dataset
-        self._collate: Collate = collate
-        self._batch_transform = batch_transform
+        self._how = how
         self._allocate = allocate
 
     def tickets(self, requests: Iterator[Request]) -> Iterator[BatchJob]:
-        ask = ask_of(self._dataset)
+        dataset = self._dataset
+        recipe = dataset.recipe  # what is assigned to the dataset from now on is for the next iteration
+        ask = ask_of(dataset)
         for span in _spans(requests):
-            parts = self._dataset.choose_ahead(
-                [request.indices for request in span], span[0].epoch, [request.draws for request in span]
+            parts = dataset.choose_ahead(
+                [request.indices for request in span], span[0].epoch, [request.draws for request in span], recipe
             )
             for request, chosen in zip(span, parts, strict=True):
-                finish = Finish(self._dataset, self._collate, self._batch_transform, request)
-                job = self._dataset.start(
-                    request.indices, request.epoch, allocate=self._allocate, then=finish, chosen=chosen
-                )
+                finish = Finish(dataset, self._how, request)
+                job = dataset.start(request.indices, request.epoch, allocate=self._allocate, then=finish, chosen=chosen)
                 ask(request.near)  # now that the threads have something to do
                 yield job
 

@@ -9,29 +9,32 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Any, Literal, TypeAlias
 
+import numpy.typing as npt
 import torch
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from packfmt.errors import CorruptError
 from packfmt.sampling import BatchSampler, BlockBatchSampler
 from packfmt.training.collate import Collate
 from packfmt.training.dataset import ImageDataset
-from packfmt.training.engine import Engine, Made, Mix, Request, ThreadEngine
+from packfmt.training.engine import Batching, Engine, Made, Mix, Request, ThreadEngine
 from packfmt.training.stats import LoaderStats, StatsRecorder
 from packfmt.training.transfer import DeviceMover, map_tensors, pinned_array
 from packfmt.training.worker import ProcessEngine
 
 __all__ = ["Loader"]
 
-Batch: TypeAlias = tuple[Any, Any]
-Numbered: TypeAlias = tuple[int, Batch]  # the batches of the epoch that are done with this one
+Numbered: TypeAlias = tuple[int, Any]  # the batches of the epoch that are done with this one, and this one
+
+FORMATS = (None, torch.channels_last, torch.contiguous_format)
 
 
 class Loader:
     """Iterates ``(images, targets)`` over a dataset; each ``iter`` is the next epoch.
 
     Images are a channels-last (N, C, H, W) uint8 tensor, unless the dataset's transform or ``collate`` make something
-    else of them. At most ``prefetch`` batches are under way beyond the one in the loop's hands, in the sampler's order.
-    The batch that is handed out is the caller's own.
+    else of them. Batches are dicts where the dataset has ``sample="dict"``. At most ``prefetch`` batches are under way
+    beyond the one in the loop's hands, in the sampler's order. The batch that is handed out is the caller's own.
 
     An error ends the iteration: a record that cannot be decoded, whatever a transform raised, a worker process that
     died. The next ``iter`` is the next epoch all the same, with new processes where old ones died;
@@ -42,11 +45,12 @@ class Loader:
     Iterate it in one thread. ``close`` ends its processes; the dataset's threads end with the dataset.
 
     Args:
-        dataset: an ``ImageDataset``.
+        dataset: an ``ImageDataset``, a view of one, or a ``torch.utils.data.Subset`` of it, which becomes a view.
         batch_size: samples per batch and rank. Not with ``sampler``.
         sampler: a packfmt batch sampler, asked for some batches more than ``prefetch``; None makes a
             ``BlockBatchSampler`` from the options after it.
-        shuffle, seed, block_size, window, rank, world_size, partial: as ``BlockBatchSampler``.
+        shuffle, block_size, window, rank, world_size, partial, indices: as ``BlockBatchSampler``.
+        seed: of the order; None takes the dataset's. Crops, flips and batch transforms have the dataset's in any case.
         collate: "stack"; "list", for images of differing sizes; "pad", one tensor as large as the largest of them.
         batch_transform: called with each batch's images and targets, and a ``numpy.random.Generator`` keyed by (seed,
             epoch, batch) if it has a third parameter without a default or named ``rng``: ``MixUp``, ``CutMix``, or
@@ -57,25 +61,33 @@ class Loader:
         prefetch: batches made ahead, at least 1; with workers: for each of them.
         pin_memory: give tensors in page-locked memory. Without CUDA it does nothing.
         device: copy batches there, one ahead of the loop.
+        memory_format: ``torch.contiguous_format`` or ``torch.channels_last``, of images that are one tensor. None
+            leaves them as they come: channels-last, which is what they are decoded to, unless a transform made others.
+
+    Attributes:
+        sampler: gives the batches.
+        batch_sampler, batch_size, drop_last, num_workers, pin_memory: as a DataLoader has them, for frameworks.
 
     Raises:
-        TypeError: the dataset has a ``__getitem__`` of its own, which would not be called; a sampler of another kind.
+        TypeError: the dataset is of another kind, or has a ``__getitem__`` of its own, which would not be called; a
+            sampler of another kind.
         ValueError: an option is not one of those allowed, or two of them exclude each other.
     """
 
     def __init__(
         self,
-        dataset: ImageDataset,
+        dataset: ImageDataset | Subset[Any],
         batch_size: int | None = None,
         *,
         sampler: BatchSampler | None = None,
         shuffle: bool = True,
-        seed: int = 0,
+        seed: int | None = None,
         block_size: int | None = None,
         window: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         partial: Literal["drop", "pad", "keep"] = "keep",
+        indices: npt.ArrayLike | None = None,
         collate: Collate = "stack",
         batch_transform: Mix | None = None,
         workers: int = 0,
@@ -83,7 +95,9 @@ class Loader:
         prefetch: int = 2,
         pin_memory: bool = False,
         device: torch.device | str | None = None,
+        memory_format: torch.memory_format | None = None,
     ) -> None:
+        self.dataset = _as_images(dataset)
         if (batch_size is None) == (sampler is None):
             raise ValueError("give the loader a batch_size or a sampler, and not both")
         if sampler is not None and not isinstance(sampler, BatchSampler):
@@ -92,33 +106,40 @@ class Loader:
             raise ValueError(f"collate={collate!r}, allowed are 'stack', 'list' and 'pad'")
         if workers < 0 or prefetch < 1:
             raise ValueError(f"workers={workers} must be at least 0 and prefetch={prefetch} at least 1")
-        if type(dataset).__getitem__ is not ImageDataset.__getitem__:
-            raise TypeError(
-                f"{type(dataset).__name__} overrides __getitem__, which a Loader does not call; use transform and "
-                "target_transform, or torch's DataLoader"
-            )
-        self.dataset = dataset
+        if memory_format not in FORMATS:
+            raise ValueError(f"memory_format={memory_format!r}, allowed are {', '.join(map(str, FORMATS))}")
         if sampler is None:
             sampler = BlockBatchSampler(
-                dataset,
+                self.dataset,
                 batch_size or 0,
                 shuffle=shuffle,
-                seed=seed,
+                seed=self.dataset.seed if seed is None else seed,
                 block_size=block_size,
                 window=window,
                 rank=rank,
                 world_size=world_size,
                 partial=partial,
+                indices=indices,
+            )
+        elif (
+            not shuffle
+            or partial != "keep"
+            or any(option is not None for option in (seed, block_size, window, rank, world_size, indices))
+        ):
+            raise ValueError(
+                "shuffle, seed, block_size, window, rank, world_size, partial and indices belong to the sampler: give "
+                "them to it, or give the loader a batch_size instead of a sampler"
             )
         self.sampler = sampler
-        self._collate: Collate = collate
-        self._batch_transform = batch_transform
+        self.pin_memory = pin_memory
+        self._how = Batching(collate, batch_transform, memory_format)
         self._workers, self._start_method = workers, start_method
         self._prefetch = prefetch * max(workers, 1)
         self._device = torch.device(device) if device is not None else None
         cuda = torch.cuda.is_available()
         self._pin = cuda and (pin_memory or (self._device is not None and self._device.type == "cuda"))
         self._engine: Engine | None = None
+        self._engine_knows = 0  # changes of the dataset
         self._stats = StatsRecorder()
         self._epoch, self._position = sampler.place
         self._heard = sampler.moves
@@ -128,6 +149,26 @@ class Loader:
     def __len__(self) -> int:
         """Batches per epoch."""
         return len(self.sampler)
+
+    @property
+    def batch_sampler(self) -> BatchSampler:
+        """The sampler, which gives batches."""
+        return self.sampler
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per batch and rank."""
+        return self.sampler.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a last batch that is not full is left out."""
+        return self.sampler.partial == "drop"
+
+    @property
+    def num_workers(self) -> int:
+        """Child processes."""
+        return self._workers
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next iteration goes through. The epoch that a loaded state is in keeps its position."""
@@ -172,7 +213,7 @@ class Loader:
         """A copy starts processes of its own."""
         return self.__dict__ | {"_engine": None, "_run": None}
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         self._hear()
         if self._begun:
             self._move(self._epoch + 1, 0)
@@ -288,14 +329,39 @@ class Loader:
             yield done, mover.receive(*sent)
 
     def _start_engine(self) -> Engine:
-        if self._engine is not None and not self._engine.usable:
+        changed = self._workers and self._engine_knows != self.dataset.changes
+        if self._engine is not None and (changed or not self._engine.usable):
             self.close()
         if self._engine is None:
+            self._engine_knows = self.dataset.changes
             if self._workers:
-                self._engine = ProcessEngine(
-                    self.dataset, self._collate, self._batch_transform, self._workers, self._start_method
-                )
+                self._engine = ProcessEngine(self.dataset, self._how, self._workers, self._start_method)
             else:
-                allocate = pinned_array if self._pin else None
-                self._engine = ThreadEngine(self.dataset, self._collate, self._batch_transform, allocate)
+                self._engine = ThreadEngine(self.dataset, self._how, pinned_array if self._pin else None)
         return self._engine
+
+
+def _as_images(dataset: object) -> ImageDataset:
+    """What a loader can read.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if isinstance(dataset, Subset):
+        return _as_images(dataset.dataset).select(dataset.indices)
+    kind = type(dataset).__name__
+    if not isinstance(dataset, ImageDataset):
+        hint = "torch's DataLoader takes any dataset"
+        if isinstance(dataset, ConcatDataset):
+            hint = "packs are opened as one with packfmt.ImageDataset([path, path])"
+        elif isinstance(dataset, IterableDataset):
+            hint = "packfmt.ImageStream has batches(batch_size), and torch's DataLoader takes any dataset"
+        elif not isinstance(dataset, Dataset):
+            hint = "packfmt.ImageDataset(path, crop=packfmt.RandomResizedCrop(224)) makes one of a pack"
+        raise TypeError(f"a Loader needs an ImageDataset or a Subset of one, not {dataset!r:.80} ({kind}); {hint}")
+    if type(dataset).__getitem__ is not ImageDataset.__getitem__:
+        raise TypeError(
+            f"{kind} overrides __getitem__, which a Loader does not call; use transform and target_transform, or "
+            "torch's DataLoader"
+        )
+    return dataset

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from packfmt.images.decode import Decoder
-from packfmt.images.geometry import Crop, Flip, Interpolation, VaryingCrop, choose_flips
+from packfmt.images.geometry import Crop, VaryingCrop, choose_flips
 from packfmt.randomness import Keys
-from packfmt.storage import Reader
 from packfmt.storage.readplan import PartPlan, ReadPlan
+from packfmt.training.recipe import Recipe
 
-__all__ = [
-    "Allocate",
-    "BatchPlan",
-    "Choices",
-    "Recipe",
-    "add_note",
-    "as_flips",
-    "choose",
-    "interpolation_of",
-    "plan_batch",
-]
+__all__ = ["Allocate", "BatchPlan", "Choices", "add_note", "choose", "plan_batch"]
 
 Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
@@ -34,19 +23,6 @@ Boxes = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 Flips = npt.NDArray[np.bool_] | npt.NDArray[np.uint8]
 NO_SIZES = np.empty((0, 2), np.int64)
 Allocate = Callable[[tuple[int, ...]], Pixels]
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """How samples are made: what stays the same for all batches of a dataset. Thread-safe."""
-
-    reader: Reader
-    decoder: Decoder
-    crop: Crop | None
-    flips: tuple[Flip, ...]
-    transform: Callable[[Any], Any] | None
-    present: Callable[[Pixels], Any]  # pixels (H, W, C) to what the transform and the user see
-    on_error: Literal["raise", "skip"]
 
 
 @dataclass(slots=True)
@@ -84,13 +60,15 @@ class BatchPlan:
     """A batch's choices, and the memory it goes to.
 
     ``out`` is the batch's array (N, H, W, C) where all images come out in one size, else None. ``images`` takes one
-    entry per sample: what the transform returned; without one, and without ``out``, its pixels. ``sizes`` (N, 2) are
-    the heights and widths that images come out in; there are none where the crop gives all one size.
+    entry per sample: what the transform returned; without one, and without ``out``, its pixels. ``targets`` takes what
+    ``transforms`` returned beside it, and is None without them. ``sizes`` (N, 2) are the heights and widths that images
+    come out in; there are none where the crop gives all one size.
     """
 
     choices: Choices
     out: Pixels | None
     images: list[Any]
+    targets: list[Any] | None
     sizes: npt.NDArray[np.int64]
 
     def size(self, position: int) -> tuple[int, int]:
@@ -104,18 +82,6 @@ class BatchPlan:
         """A decoded image (H, W, C), before the transform."""
         pixels: Pixels = self.images[position] if self.out is None else self.out[position]
         return pixels
-
-
-def as_flips(flip: Flip | Sequence[Flip] | None) -> tuple[Flip, ...]:
-    """A dataset's option ``flip``: one, several, or None."""
-    if flip is None:
-        return ()
-    return tuple(flip) if isinstance(flip, Sequence) else (flip,)
-
-
-def interpolation_of(crop: Crop | None) -> Interpolation:
-    """How a crop resizes."""
-    return getattr(crop, "interpolation", "bilinear")
 
 
 def choose(recipe: Recipe, indices: npt.NDArray[np.int64], keys: Keys) -> Choices:
@@ -151,7 +117,8 @@ def plan_batch(recipe: Recipe, chosen: Callable[[], Choices], allocate: Allocate
         size = _common_size(sizes)
     channels = 3 if recipe.decoder.mode == "RGB" else 1
     out = None if size is None else (allocate or _new_array)((count, *size, channels))
-    return BatchPlan(choices, out, [None] * count, sizes)
+    targets = None if recipe.transforms is None else [None] * count
+    return BatchPlan(choices, out, [None] * count, targets, sizes)
 
 
 def _sizes(

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from packfmt.randomness import Keys
 from packfmt.sampling.sampleindex import Draws, join_draws
-from packfmt.training.plan import Choices, Recipe, choose
+from packfmt.training.plan import Choices, choose
+from packfmt.training.recipe import Recipe
 
 __all__ = ["Chosen", "Span"]
 
@@ -29,6 +30,11 @@ class Chosen:
 
     def __call__(self) -> Choices:
         return self.span.choices(self.number)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What they were chosen by, and the batch is to be made by."""
+        return self.span.recipe
 
 
 class Span:
@@ -48,7 +54,7 @@ class Span:
         draws: Sequence[Draws],
         keys: Callable[[Positions, Draws], Keys],
     ) -> None:
-        self._recipe = recipe
+        self.recipe = recipe
         self._batches = batches
         self._draws = draws
         self._keys = keys
@@ -75,4 +81,4 @@ class Span:
         return self._whole.part(self._ends[number] - len(batch), self._ends[number])
 
     def _choose(self, positions: Positions, draws: Draws) -> Choices:
-        return choose(self._recipe, positions, self._keys(positions, draws))
+        return choose(self.recipe, positions, self._keys(positions, draws))

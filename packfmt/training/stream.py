@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from packfmt.images.decode import Decoder
 from packfmt.images.geometry import Crop, Flip
 from packfmt.randomness import sample_keys, uniform
 from packfmt.record import Record
@@ -20,10 +20,10 @@ from packfmt.training.collate import Collate
 from packfmt.training.epochs import EpochCounter
 from packfmt.training.feed import Feed
 from packfmt.training.held import HeldRecord, HeldRecords, hold
-from packfmt.training.plan import Recipe, as_flips, choose, interpolation_of, plan_batch
+from packfmt.training.plan import choose, plan_batch
 from packfmt.training.pool import DecodePool
-from packfmt.training.resize import resizer
-from packfmt.training.samples import Samples, make_batch, present
+from packfmt.training.recipe import Form, Output, Recipe, make_recipe
+from packfmt.training.samples import Samples, as_batch, make_batch
 from packfmt.training.targets import BoxFrame, TargetForm, TargetOptions, Targets
 
 __all__ = ["ImageStream"]
@@ -57,8 +57,8 @@ class ImageStream(IterableDataset[Any]):
     Args:
         records: ``Record``\\ s, pairs (bytes, target), or bytes, in an iterable or a function that gives one. Bytes
             must not change afterwards.
-        crop, flip, transform, target_transform, targets, label_offset, boxes, output, mode, orientation, fast: as
-            ``ImageDataset``; ``image_id`` is the position in the stream.
+        crop, flip, transform, target_transform, transforms, targets, label_offset, boxes, output, sample, mode,
+            orientation, fast: as ``ImageDataset``; ``image_id`` is the position in the stream.
         fields: as ``ImageDataset``, of ``Record``\\ s; None takes the pair's target or the column ``label``, else -1.
         threads: that decode; None takes the cores this process may use, shared out among DataLoader workers.
         on_error: "raise" at a record that cannot be decoded or is smaller than the crop, or "skip" it. ``skipped``
@@ -68,8 +68,9 @@ class ImageStream(IterableDataset[Any]):
             the order.
         rank, world_size: from torch.distributed where neither is given, when an iteration begins; 0 of 1 where
             Accelerate has the stream, which splits by itself.
-        partial: "keep" every record, so that one rank may get a sample more than another, which hangs
-            DistributedDataParallel at the end of a stream; "drop" the last few, so that all processes get equally many.
+        partial: "drop" the last few records of the stream, so that all processes get equally many; or "keep" every
+            record, so that one rank may get a sample more than another, which hangs DistributedDataParallel at the end
+            of a stream. None drops where there are several ranks and the stream splits by positions, else keeps.
         split: "positions" as above; "elsewhere" where each process is fed records of its own, by a message broker or
             the like, and takes all it is given.
         ahead: samples decoded ahead of the loop where they are asked for one by one.
@@ -83,14 +84,16 @@ class ImageStream(IterableDataset[Any]):
         records: Items,
         *,
         crop: Crop | None = None,
-        flip: Flip | Sequence[Flip] | None = None,
+        flip: Flip | Sequence[Flip] | float | None = None,
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
+        transforms: Callable[[Any, Any], Any] | None = None,
         fields: str | Sequence[str] | None = None,
         targets: TargetForm = "columns",
         label_offset: int = 0,
         boxes: BoxFrame = "shown",
-        output: Literal["tensor", "numpy", "pil"] = "tensor",
+        output: Output = "tensor",
+        sample: Form = "tuple",
         mode: Literal["RGB", "L"] = "RGB",
         orientation: Literal["ignore", "apply"] = "ignore",
         threads: int | None = None,
@@ -99,31 +102,40 @@ class ImageStream(IterableDataset[Any]):
         shuffle_buffer: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
-        partial: Literal["keep", "drop"] = "keep",
+        partial: Literal["keep", "drop"] | None = None,
         split: Literal["positions", "elsewhere"] = "positions",
         ahead: int = 64,
         fast: bool = False,
     ) -> None:
         if not (isinstance(records, Iterable) or callable(records)):
             raise TypeError(f"records is of type {type(records).__name__}; needed is an iterable or a function")
-        _one_of("on_error", on_error, ("raise", "skip"))
-        _one_of("partial", partial, ("keep", "drop"))
+        _one_of("partial", partial, ("keep", "drop", None))
         _one_of("split", split, ("positions", "elsewhere"))
         if split == "elsewhere" and partial == "drop":
             raise ValueError("partial='drop' counts positions, which split='elsewhere' does not know")
         self._records = records
-        self._crop, self._flips, self._transform = crop, as_flips(flip), transform
-        self._decoder = Decoder(mode=mode, orientation=orientation, fast=fast, resize=resizer(interpolation_of(crop)))
-        self._present = present(output)
-        self._output = output
         self._wanted = TargetOptions(fields, target_transform, targets, label_offset, boxes, orientation)
-        self._on_error = on_error
+        self._plain_recipe = make_recipe(
+            HeldRecords((), self._wanted.names or ("label",)),
+            crop=crop,
+            flip=flip,
+            transform=transform,
+            transforms=transforms,
+            targets=self._wanted,
+            output=output,
+            sample=sample,
+            mode=mode,
+            orientation=orientation,
+            partial=False,
+            fast=fast,
+            on_error=on_error,
+        )
         self._threads = None if threads is None else whole_number("threads", threads, 1)
         self._shuffle_buffer = whole_number("shuffle_buffer", shuffle_buffer, 0)
         self._ahead = whole_number("ahead", ahead, 1)
-        self._partial, self._split = partial, split
         self.seed = whole_number("seed", seed, 0, 2**64 - 1)
         self._ranks = Ranks(rank, world_size)
+        self._partial, self._split = partial, split
         self.skipped = 0
         self._epochs = EpochCounter()
 
@@ -152,8 +164,10 @@ class ImageStream(IterableDataset[Any]):
             for samples in parts:
                 yield from samples
 
-    def batches(self, batch_size: int, *, prefetch: int = 2, collate: Collate = "stack") -> Iterator[tuple[Any, Any]]:
-        """An epoch as batches ``(images, targets)``, each decoded into one array in the threads, as ``Loader`` does.
+    def batches(self, batch_size: int, *, prefetch: int = 2, collate: Collate = "stack") -> Iterator[Any]:
+        """An epoch as batches ``(images, targets)``, or dicts where ``sample`` says so.
+
+        Each is decoded into one array in the threads, as by ``Loader``.
 
         Args:
             batch_size: samples per batch; the last may be smaller, and with ``on_error="skip"`` any. None is empty.
@@ -169,7 +183,7 @@ class ImageStream(IterableDataset[Any]):
         room = size * whole_number("prefetch", prefetch, 1)
         return self._batches(size, room, collate)
 
-    def _batches(self, size: int, room: int, collate: Collate) -> Iterator[tuple[Any, Any]]:
+    def _batches(self, size: int, room: int, collate: Collate) -> Iterator[Any]:
         with closing(self._samples(size, room, eager=False, collate=collate)) as parts:
             for samples in parts:
                 yield samples.job.product
@@ -187,7 +201,7 @@ class ImageStream(IterableDataset[Any]):
         place, places = worker * world_size + rank, world_size * workers
 
         def finish(job: BatchJob) -> Any:
-            return make_batch(self._finished(job), collate) if collate is not None else None
+            return None if collate is None else as_batch(*make_batch(Samples(job), collate), job.recipe.sample)
 
         def begin(records: list[HeldRecord]) -> BatchJob:
             recipe = self._recipe(records)
@@ -195,11 +209,13 @@ class ImageStream(IterableDataset[Any]):
             chosen = functools.partial(choose, recipe, positions, sample_keys(self.seed, epoch, positions))
             return BatchJob(recipe, positions, functools.partial(plan_batch, recipe, chosen), pool, finish)
 
-        feed = Feed(self._held(epoch, place, places), begin, chunk=chunk, room=max(room, chunk), eager=eager)
+        # Where all must get equally many, a record waits until the last process has got its own of the same round.
+        even = self._partial == "drop" or (self._partial is None and self._split == "positions" and world_size > 1)
+        feed = Feed(self._held(epoch, place, places, even), begin, chunk=chunk, room=max(room, chunk), eager=eager)
         try:
             for job in feed:
                 self.skipped += len(job.wait())
-                samples = self._finished(job)
+                samples = Samples(job)
                 if len(samples):
                     yield samples
         finally:
@@ -208,17 +224,13 @@ class ImageStream(IterableDataset[Any]):
 
     def _recipe(self, records: list[HeldRecord]) -> Recipe:
         reader = HeldRecords(records, self._wanted.names or ("label",))
-        return Recipe(reader, self._decoder, self._crop, self._flips, self._transform, self._present, self._on_error)
+        return replace(self._plain_recipe, reader=reader, targets=Targets(reader, self._wanted))
 
-    def _finished(self, job: BatchJob) -> Samples:
-        targets = Targets(job.recipe.reader, self._wanted)
-        return Samples(job, job.failures, targets, self._output)
-
-    def _held(self, epoch: int, place: int, places: int) -> Generator[HeldRecord, None, None]:
+    def _held(self, epoch: int, place: int, places: int, even: bool) -> Generator[HeldRecord, None, None]:
         """This process's records of one epoch, in the order they are given out."""
         items = iter(self._records if isinstance(self._records, Iterable) else self._records())
         try:
-            own = self._own(items, place, places)
+            own = self._own(items, place, places, even)
             if self._shuffle_buffer > 1:
                 own = _shuffled(own, self._shuffle_buffer, self.seed, epoch)
             yield from own
@@ -227,14 +239,13 @@ class ImageStream(IterableDataset[Any]):
             if close is not None and items is not self._records:  # an iterator of the user's may be gone on with
                 close()
 
-    def _own(self, items: Iterator[Any], place: int, places: int) -> Generator[HeldRecord, None, None]:
+    def _own(self, items: Iterator[Any], place: int, places: int, even: bool) -> Generator[HeldRecord, None, None]:
         names = self._wanted.names
         if self._split == "elsewhere":
             # Positions that no other process counts, so that no two share random numbers.
             yield from (hold(item, number * places + place, names) for number, item in enumerate(items))
             return
-        # Where all must get equally many, a record waits until the last process has got its own of the same round.
-        turn = places - 1 if self._partial == "drop" else place
+        turn = places - 1 if even else place
         for position, item in enumerate(items):
             if position % places == place:
                 mine = item
@@ -274,6 +285,6 @@ def _worker() -> tuple[int, int]:
     return (0, 1) if info is None else (info.id, info.num_workers)
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name}={value!r}, allowed are {', '.join(map(repr, allowed))}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +16,9 @@ from packfmt.images.boxes import crop_boxes, turn_boxes
 from packfmt.record import BOXES
 from packfmt.storage import Reader
 from packfmt.training.collate import collate_column, collate_targets
-from packfmt.training.plan import BatchPlan
+
+if TYPE_CHECKING:  # a plan knows its recipe, and that its targets
+    from packfmt.training.plan import BatchPlan
 
 __all__ = ["BoxFrame", "TargetForm", "TargetOptions", "Targets"]
 
@@ -79,7 +83,7 @@ class Targets:
         names = options.names
         self._names = names or ()
         self._several = names is not None and not isinstance(options.fields, str)
-        self._transform = options.transform
+        self.transform = options.transform
         self._label_offset = options.label_offset
         self._torchvision = options.form == "torchvision"
         self._turning = options.turning if BOXES in self._names else None
@@ -90,31 +94,63 @@ class Targets:
             needed = f"; targets='torchvision' needs {BOXES} and {LABELS}" if self._torchvision else ""
             raise ValueError(f"{reader.path}: no columns {unknown}; there are {', '.join(reader.columns)}{needed}")
 
+    @property
+    def listed(self) -> bool:
+        """Whether the targets of a batch are a list of those of its samples."""
+        return self._torchvision
+
+    def with_transform(self, transform: Callable[[Any], Any] | None) -> Targets:
+        """The same targets, with another function called with each."""
+        other = copy.copy(self)
+        other.transform = transform
+        return other
+
     def of_batch(self, plan: BatchPlan, positions: Sequence[int]) -> Any:
         """Targets of these places in a batch, collated: (n,) tensors for numbers, lists for what differs in length."""
-        if self._torchvision:
-            return [self.of_sample(plan, position) for position in positions]
-        if self._transform is not None:
-            return collate_targets([self.of_sample(plan, position) for position in positions])
-        if not self._names and not self._several:
-            return collate_column(np.full(len(positions), NO_LABEL, np.int64))
-        values = {name: self._values(name, plan, positions) for name in self._names}
-        if BOXES in values:
-            self._move_boxes(values, plan, positions)
-        collated = {name: collate_column(value) for name, value in values.items()}
-        return collated if self._several else collated[self._names[0]]
+        if self.transform is not None or self._torchvision or plan.targets is not None:
+            return self.of_samples(plan, positions)[1]()
+        return self._collated(self._columns(plan, positions), len(positions))
 
-    def of_sample(self, plan: BatchPlan, position: int) -> Any:
-        """The target of one place in a batch: a number, array, str or bytes, or a dict of them."""
-        values = {name: self._values(name, plan, [position]) for name in self._names}
-        if BOXES in values:
-            self._move_boxes(values, plan, [position])
-        row = {name: _plain(value[0]) for name, value in values.items()}
-        if self._torchvision:
-            target: Any = self._as_torchvision(row, int(plan.choices.indices[position]))
+    def of_samples(self, plan: BatchPlan, positions: Sequence[int]) -> tuple[list[Any], Callable[[], Any]]:
+        """The targets of these places one by one, each a number, array, str or bytes, a dict of them, or what a
+        transform made of it; and what gives them collated as ``of_batch`` does, with changes made in them."""
+        if plan.targets is None:
+            return self.from_columns(plan, positions)
+        return self._with_collation([plan.targets[position] for position in positions])
+
+    def from_columns(self, plan: BatchPlan, positions: Sequence[int]) -> tuple[list[Any], Callable[[], Any]]:
+        """``of_samples`` before ``transforms`` of an image and its target."""
+        columns = self._columns(plan, positions)
+        for name, column in columns.items():
+            if isinstance(column, list):  # maybe of views of the file
+                columns[name] = [value.copy() if isinstance(value, np.ndarray) else value for value in column]
+        values = [_plain(column) for column in columns.values()]
+        targets: list[Any]
+        if self._several:
+            rows = zip(*values, strict=True) if values else [()] * len(positions)
+            targets = [dict(zip(columns, row, strict=True)) for row in rows]
         else:
-            target = row if self._several else row[self._names[0]] if self._names else NO_LABEL
-        return target if self._transform is None else self._transform(target)
+            targets = values[0] if values else [NO_LABEL] * len(positions)
+        if self._torchvision:
+            indices = plan.choices.indices[np.asarray(positions, np.int64)].tolist()
+            targets = list(map(self._as_torchvision, targets, indices))
+        elif self.transform is None:
+            return targets, partial(self._collated, columns, len(positions))
+        return self._with_collation(targets if self.transform is None else list(map(self.transform, targets)))
+
+    def _with_collation(self, targets: list[Any]) -> tuple[list[Any], Callable[[], Any]]:
+        return targets, partial(list if self._torchvision else collate_targets, targets)
+
+    def _columns(self, plan: BatchPlan, positions: Sequence[int]) -> dict[str, Any]:
+        columns = {name: self._values(name, plan, positions) for name in self._names}
+        if BOXES in columns:
+            self._move_boxes(columns, plan, positions)
+        return columns
+
+    def _collated(self, columns: dict[str, Any], count: int) -> Any:
+        if self._several:
+            return {name: collate_column(column) for name, column in columns.items()}
+        return collate_column(columns[self._names[0]] if columns else np.full(count, NO_LABEL, np.int64))
 
     def _values(self, name: str, plan: BatchPlan, positions: Sequence[int]) -> Any:
         indices = plan.choices.indices
@@ -174,14 +210,18 @@ class Targets:
             values[BOXES][place] = turn_boxes(values[BOXES][place], tag, size)
 
 
-def _plain(value: Any) -> Any:
-    """Numbers as Python's own, arrays as copies the user may write to.
+def _plain(column: Any) -> list[Any]:
+    """The values of a column: numbers as Python's own, arrays as parts of it.
 
     Floats of less than 64 bits keep their type, which torch's collation would otherwise make 64 bits of.
     """
-    if isinstance(value, np.generic):
-        return value if value.dtype.kind == "f" and value.itemsize < 8 else value.item()
-    return value.copy() if isinstance(value, np.ndarray) else value
+    if not isinstance(column, np.ndarray):
+        return [value if _is_narrow(value) or not isinstance(value, np.generic) else value.item() for value in column]
+    return list(column) if _is_narrow(column) or column.ndim > 1 else column.tolist()
+
+
+def _is_narrow(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind == "f" and value.dtype.itemsize < 8
 
 
 def _left(value: Any, keep: npt.NDArray[np.bool_]) -> Any:

@@ -16,9 +16,8 @@ from multiprocessing.context import BaseContext
 from typing import NoReturn
 
 from packfmt.training.child import Failure, serve
-from packfmt.training.collate import Collate
 from packfmt.training.dataset import ImageDataset
-from packfmt.training.engine import Made, Mix, Request
+from packfmt.training.engine import Batching, Made, Request
 from packfmt.training.plan import add_note
 from packfmt.training.slots import SlotReader
 
@@ -32,7 +31,7 @@ class ProcessEngine:
 
     Args:
         dataset: as it is in each child; ``threads`` of it are shared out among them.
-        collate, batch_transform: as ``Finish``.
+        how: batches are made.
         workers: number of children.
         start_method: "fork", "spawn", "forkserver", or None for Python's default.
     """
@@ -40,8 +39,7 @@ class ProcessEngine:
     def __init__(
         self,
         dataset: ImageDataset,
-        collate: Collate,
-        batch_transform: Mix | None,
+        how: Batching,
         workers: int,
         start_method: str | None,
     ) -> None:
@@ -53,7 +51,7 @@ class ProcessEngine:
         self._finalizer = weakref.finalize(self, _stop_all, self._children, self._pid)
         context = mp.get_context(start_method)
         for _ in range(workers):
-            self._children.append(_Child(context, dataset.with_threads(each), collate, batch_transform))
+            self._children.append(_Child(context, dataset.with_threads(each), how))
 
     @property
     def usable(self) -> bool:
@@ -90,16 +88,14 @@ class _Ticket:
 class _Child:
     """The parent's hold on one child."""
 
-    def __init__(
-        self, context: BaseContext, dataset: ImageDataset, collate: Collate, batch_transform: Mix | None
-    ) -> None:
+    def __init__(self, context: BaseContext, dataset: ImageDataset, how: Batching) -> None:
         requests, self._requests = context.Pipe(duplex=False)
         self._answers, answers = context.Pipe()  # a socket pair, since descriptors of shared memory travel over it
         # A forked child holds copies of the parent's ends, which would hide the parent's death from it.
         copies = (self._requests, self._answers) if context.get_start_method() == "fork" else ()
         self.process = context.Process(  # type: ignore[attr-defined]
             target=serve,
-            args=(requests, answers, copies, dataset, collate, batch_transform),
+            args=(requests, answers, copies, dataset, how),
             daemon=True,
             name="packfmt-loader",
         )
