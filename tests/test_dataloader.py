@@ -170,6 +170,13 @@ def test_announced_batches_are_decoded_while_the_loop_works(pack: str) -> None:
     assert ds.begun == 10  # none twice, none in vain
 
 
+def test_announced_draws_are_decoded_once(pack: str) -> None:
+    ds = Counted(pack, crop=CROP, lookahead=2)
+    sampler = BlockBatchSampler(ds, 4, indices=[1, 2, 3] * 4)
+    assert sum(len(labels) for _, labels in DataLoader(ds, batch_sampler=sampler)) == 12
+    assert ds.begun == 3
+
+
 def test_no_look_ahead(pack: str) -> None:
     ds = Counted(pack, crop=CROP, lookahead=0)
     for taken, _ in enumerate(DataLoader(ds, batch_sampler=BlockBatchSampler(ds, 4)), 1):
@@ -433,9 +440,59 @@ def test_our_samplers_epochs_are_exact_over_concatenated_datasets(pack: str) -> 
         assert torch.equal(found, torch.cat([ds[list(range(40))][0] for ds in alone]))
 
 
+def test_our_samplers_epochs_are_exact_where_indices_are_shifted(noisy: ImageDataset) -> None:
+    class Later(torch.utils.data.Dataset[Any]):
+        """All records but the first ten."""
+
+        def __len__(self) -> int:
+            return 30
+
+        def __getitem__(self, index: int) -> Any:
+            return noisy[index + 10]
+
+    sampler = BlockBatchSampler(Later(), 8)  # type: ignore[arg-type]
+    sampler.set_epoch(5)
+    found = pixels_of(DataLoader(Later(), batch_sampler=sampler))
+    noisy.set_epoch(5)
+    assert found == pixels_of([noisy[list(range(10, 40))]])
+
+
+def test_our_samplers_epochs_are_exact_over_concatenated_subsets(noisy: ImageDataset) -> None:
+    both = ConcatDataset([Subset(noisy, range(20)), Subset(noisy, range(20, 40))])
+    sampler = BlockBatchSampler(both, 8)
+    for epoch in (5, 0, 2):
+        sampler.set_epoch(epoch)
+        found = pixels_of(DataLoader(both, batch_sampler=sampler))
+        noisy.set_epoch(epoch)
+        assert found == pixels_of([noisy[list(range(40))]])
+
+
 def test_what_needs_no_random_numbers_counts_nothing(pack: str) -> None:
     for crop in (None, CenterCrop(8), Resize(8)):
         assert ImageDataset(pack, crop=crop)._draws is None
+
+
+@pytest.mark.parametrize("workers", ["fork", "spawn"])
+def test_workers_of_ranks_started_from_one_process_count_for_their_rank(noisy: ImageDataset, workers: str) -> None:
+    context = multiprocessing.get_context("fork")
+    parent, child = context.Pipe()
+    process = context.Process(target=only_load, args=(noisy, workers, child))
+    process.start()
+    first, second, again = parent.recv()
+    process.join()
+    assert all_differ([first, second])
+    assert again == first
+    assert not noisy._draws._counts.any()
+
+
+def only_load(ds: ImageDataset, method: str, connection: Any) -> None:
+    """Draw in workers alone."""
+    loader = DataLoader(ds, batch_size=8, num_workers=1, multiprocessing_context=method, persistent_workers=True)
+    epochs = epochs_of(loader, 2)
+    ds.set_epoch(0)
+    epochs += epochs_of(loader, 1)
+    ds.close()
+    connection.send(epochs)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

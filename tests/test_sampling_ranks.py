@@ -125,8 +125,13 @@ def test_who_deals_batches_out_gets_all_of_them(accelerate, first):
     assert list(around) == list(alone)[::2]
 
 
-def test_short_batches_are_left_out_for_others_to_know():
-    assert BlockBatchSampler(10, 4, partial="drop").drop_last
+def test_who_deals_out_knows_whether_short_batches_are_left_out(accelerate):
+    assert Deals(BlockBatchSampler(10, 2, partial="drop")).drop_last
+    assert not Deals(BlockBatchSampler(10, 2, partial="pad")).drop_last
+
+
+def test_for_all_others_it_is_no_sampler_that_could_be_built_anew(accelerate):
+    assert not hasattr(BlockBatchSampler(10, 2), "drop_last")
 
 
 def test_splitting_for_given_ranks_twice_warns_once(accelerate):

@@ -104,7 +104,7 @@ class BlockBatchSampler(BatchSampler):
             each.
         weights: (n,) a number for each record, not below 0: records are drawn with replacement, each draw taking one
             with a probability proportional to its weight. Each epoch draws anew, and visits what it drew in blocks
-            and windows like a subset. Takes 16 bytes per record, and 24 per draw.
+            and windows like a subset. Takes 16 bytes per record and 24 per draw, and a sort as an epoch begins.
         num_samples: draws per epoch with ``weights``; by default as many as there are records, or ``indices``.
 
     A record that comes several times in an epoch has other random numbers each time, for its crop and flip.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from packfmt.sampling.blocksahead import NONE
 from packfmt.sampling.facts import ask_of, labels_of, record_bytes_of, tell_epoch
 from packfmt.sampling.quality import OrderQuality, measure
-from packfmt.sampling.ranks import Indices, Ranks, share, warn_user, whole_number
+from packfmt.sampling.ranks import Indices, Ranks, share, split_by, warn_user, whole_number
 from packfmt.sampling.sampleindex import ONCE, Draws, SampleIndex, Upcoming
 
 __all__ = ["BatchSampler", "Partial"]
@@ -110,7 +110,15 @@ class BatchSampler(ABC):
 
     @property
     def drop_last(self) -> bool:
-        """Whether short batches are left out, by the name that others such as Accelerate ask for."""
+        """Whether short batches are left out, for Accelerate, which completes them otherwise.
+
+        Nobody else finds it: Lightning would take what has it for a sampler that it can build anew, and fail.
+
+        Raises:
+            AttributeError: somebody else asks.
+        """
+        if split_by() is None:
+            raise AttributeError(f"{type(self).__name__} has no drop_last; partial is {self.partial!r}")
         self._ranks.heed_splitters("sampler")
         return self.partial == "drop"
 

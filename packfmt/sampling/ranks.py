@@ -11,7 +11,7 @@ from multiprocessing.context import get_spawning_popen
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Indices", "Ranks", "on_one_machine", "share", "warn_user", "whole_number"]
+__all__ = ["Indices", "Ranks", "on_one_machine", "share", "split_by", "warn_user", "whole_number"]
 
 Indices = npt.NDArray[np.int64]
 
