@@ -396,6 +396,13 @@ def test_torchvision_targets_have_no_box_without_area(tmp_path: Path) -> None:
     assert target["labels"].tolist() == [6]
 
 
+def test_torchvision_targets_lose_labels_of_a_fixed_number_too(tmp_path: Path) -> None:
+    columns = [Column("boxes", "<f4", (None, 4)), Column("labels", "<i8", (2,))]
+    boxes = np.float32([[0, 0, 1, 1], [10, 10, 30, 30]])
+    path = packed(tmp_path, jpeg(), columns=columns, boxes=boxes, labels=[4, 5])
+    assert ImageDataset(path, targets="torchvision", crop=packfmt.CenterCrop(16))[0][1]["labels"].tolist() == [5]
+
+
 def test_torchvision_targets_with_a_dataloader(tmp_path: Path) -> None:
     ds = ImageDataset(detection(tmp_path), targets="torchvision", crop=packfmt.Resize(32), threads=1)
     images, targets = next(iter(torch.utils.data.DataLoader(ds, 4)))

@@ -148,14 +148,14 @@ class ColumnSpool:
 
     def _decide(self, value: Any) -> Column:
         """The column that this value makes of one which has held empty lists only."""
-        self._decided = self.column
         try:
             shown = infer_column(self.column.name, value)
         except (TypeError, ValueError):  # encoding says it better
             return self.column
-        if shown.tentative:
-            self._decided = shown
-        return self._decided
+        if not shown.tentative:
+            return self.column
+        self._decided = shown  # once it is stored: another column may refuse the record
+        return shown
 
     def close(self) -> None:
         """Free memory and disk."""
