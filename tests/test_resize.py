@@ -56,7 +56,7 @@ def resized(source: Any, size: tuple[int, int], interpolation: str) -> Any:
     interpolation=st.sampled_from(["bilinear", "bicubic"]),
     seed=st.integers(0, 9),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, derandomize=True)
 def test_a_centre_is_that_of_the_resized_image(
     make: Any, shape: tuple[int, int], size: tuple[int, int], more: int, interpolation: Any, seed: int
 ) -> None:
@@ -71,9 +71,12 @@ def test_a_centre_is_that_of_the_resized_image(
     (box,) = CenterCrop(size, resize=shorter).boxes([shape[0]], [shape[1]]).tolist()
     make(interpolation)(source, out, 0, box)
     error = np.abs(out.astype(int) - expected)
+    # Pillow begins with either axis. Each pass rounds, so that two orders are up to two levels apart; bicubic's
+    # overshoots are cut off after each pass, too, which in noise makes more.
     if interpolation == "bilinear":
-        assert error.max() <= 1
-    else:  # overshoots of noise are cut off after each pass, and Pillow begins with either
+        assert error.max() <= 2
+        assert error.mean() < 0.5
+    else:
         assert np.sqrt((error**2).mean()) < 4
 
 
