@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from packfmt.errors import CorruptError, FormatError
 
-__all__ = ["MAGIC", "Database", "Entry", "Head", "Tree", "decode_database", "decode_head"]
+__all__ = ["DATABASE", "MAGIC", "Database", "Entry", "Head", "Tree", "decode_database", "decode_head"]
 
 MAGIC = 0xBEEFC0DE
 VERSION = 1  # LMDB 1.0 writes another
@@ -39,6 +39,8 @@ NONE = (1 << 64) - 1  # the root of an empty tree
 FIRST = 2  # page behind the two heads
 DEEPEST = 32  # that LMDB walks
 BRANCHES = 1024  # decoded branch pages that are kept: 4 to 16 MB, which find 10 to 30 million long values
+
+LEAVES = 16  # whose keys are kept
 
 Place = tuple[int, int]  # offset and size in the file, bytes
 
@@ -107,7 +109,7 @@ def decode_head(data: bytes | memoryview, path: str) -> Head:
         if (own, flags, magic, size) != (number, META_PAGE, MAGIC, page_size):
             raise FormatError(f"{path}: the head is damaged; restore it from a copy")
         if version != VERSION:
-            raise FormatError(f"{path}: LMDB data format {version}, packfmt knows {VERSION}; write it with LMDB 0.9")
+            raise FormatError(f"{path}: LMDB data format {version}, packfmt reads {VERSION}; write it with LMDB 0.9")
     newest = max(heads, key=lambda head: head[-1])
     return Head(page_size, newest[-2] + 1, decode_database(newest[-3]))
 
@@ -135,6 +137,8 @@ class Tree:
         if self._depth > DEEPEST or (self._depth == 0) != (self._root == NONE):
             raise self._pages.damaged(self._root, f"as the root of {self._depth} levels of at most {DEEPEST}")
         self._branch = lru_cache(BRANCHES)(self._pages.branch)
+        self._keys = lru_cache(LEAVES)(self._pages.keys)
+        self._searched = NONE  # the leaf in which a key was looked for last
 
     def find(self, key: bytes) -> Place | None:
         """The place of a key's value; None where there is none."""
@@ -151,7 +155,11 @@ class Tree:
             begin, end, size, flags = pages.node(number, count, slot)
             if pages.data[begin:end] == key:
                 return pages.value(number, end, size, flags)
-        slot = pages.search(number, count, key)
+        if number == self._searched:  # keys are asked for in about their order: it pays to have the leaf's
+            slot = bisect_left(self._keys(number), key)
+        else:
+            slot = pages.search(number, count, key)
+        self._searched = number
         if slot == count:
             return None
         begin, end, size, flags = pages.node(number, count, slot)
@@ -326,11 +334,27 @@ class _Pages:
         return bisect_left(range(count), key, key=lambda slot: self.key(number, count, slot))
 
     def entries(self, number: int, count: int, slot: int) -> Iterator[Entry]:
-        """The entries of a leaf from a node on."""
-        for place in range(slot, count):
-            begin, end, size, flags = self.node(number, count, place)
-            offset, size = self.value(number, end, size, flags)
-            yield Entry(bytes(self.data[begin:end]), offset, size, flags == NAMED)
+        """The entries of a leaf from a node on. As ``node`` and ``value`` have them, but without a call for each."""
+        data, start = self.data, number * self.page_size
+        stop = start + self.page_size
+        first, last = start + PAGE.size + count * POINTER.size, stop - NODE.size
+        for place, pointer in enumerate(struct.unpack_from(f"<{count}H", data, start + PAGE.size)[slot:], slot):
+            if not first <= start + pointer <= last:
+                self.node(number, count, place)  # says what is wrong
+            low, high, flags, length = NODE.unpack_from(data, start + pointer)
+            begin = start + pointer + NODE.size
+            end, size = begin + length, low | high << 16
+            if end > stop:
+                self.node(number, count, place)
+            offset = end
+            if flags or end + size > stop:
+                offset, size = self.value(number, end, size, flags)
+            yield Entry(bytes(data[begin:end]), offset, size, flags == NAMED)
+
+    def keys(self, number: int) -> list[bytes]:
+        """All keys of a leaf."""
+        count = self.nodes(number, LEAF)
+        return [self.key(number, count, slot) for slot in range(count)]
 
 
 class _Counted:

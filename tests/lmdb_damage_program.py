@@ -1,9 +1,10 @@
-"""What ``test_lmdb_damage`` runs in a process of its own, once for each kind of damage to each page of a pack in LMDB.
+"""What ``test_lmdb_damage`` runs in a process of its own: each kind of damage to each page of a pack in LMDB.
 
-    python tests/lmdb_damage_program.py PACK DAMAGED HARM
+    python tests/lmdb_damage_program.py PACK DAMAGED
 
-PACK is whole. DAMAGED is a folder to write damaged copies into. Prints, as JSON, how often each way of reading gave
-what is stored, how often an error that names the file, and each case in which it did anything else.
+PACK is whole. DAMAGED is a folder to write damaged copies into. Prints for each kind of damage, as a line of JSON, how
+often each way of reading gave what is stored, how often an error that names the file, and each case in which it did
+anything else.
 """
 
 from __future__ import annotations
@@ -172,15 +173,17 @@ def cases(data: bytes, harm: Harm, seed: int) -> Iterator[tuple[int, bytes]]:
         yield page, harm(data, size, page, rng)
 
 
-def main(pack: str, folder: str, harm: str) -> None:
+def main(pack: str, folder: str) -> None:
     data = (Path(pack) / "data.mdb").read_bytes()
-    damaged = Path(folder) / f"{harm}.lmdb"
-    damaged.mkdir()
-    watch = Watch(pack, damaged)
-    for page, content in cases(data, HARMS[harm], seed=len(harm)):
-        (damaged / "data.mdb").write_bytes(content)
-        watch.case(f"page {page} {harm}")
-    print(json.dumps({"right": watch.right, "errors": watch.errors, "wrong": watch.wrong}))
+    for name, harm in HARMS.items():
+        damaged = Path(folder) / f"{name}.lmdb"
+        damaged.mkdir()
+        watch = Watch(pack, damaged)
+        for page, content in cases(data, harm, seed=len(name)):
+            (damaged / "data.mdb").write_bytes(content)
+            watch.case(f"page {page} {name}")
+        line = {"harm": name, "right": watch.right, "errors": watch.errors, "wrong": watch.wrong}
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

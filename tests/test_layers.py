@@ -34,7 +34,7 @@ PLACES = {
     "defusedxml": {"sources.annotations.voc"},
     "google_crc32c": {"sources.tfrecord.framing"},
     "h5py": {"sources.hdf5.file"},
-    "lmdb": {"sources.lmdb.table", "storage.lmdb_writer"},
+    "lmdb": {"storage.lmdb_writer"},
     "msgpack": {"sources.lmdb.msgpack"},
     "pyarrow": {"sources.parquet.source", "targets.parquet"},
     "simplejpeg": {"images.libjpeg"},

@@ -18,7 +18,7 @@ import pytest
 from contracts.reader import COLUMNS, rich_records, some_records
 
 from packfmt import format as layout
-from packfmt import storage
+from packfmt import lmdb_pages, storage
 from packfmt.errors import CorruptError, FormatError, PackfmtError
 from packfmt.lmdb_pages import Tree, decode_head
 from packfmt.record import Record
@@ -233,6 +233,24 @@ def open_files(path: Path) -> int:
     if not folder.is_dir():
         pytest.skip("this system does not list a process's descriptors")
     return sum(os.path.realpath(entry) == str(path.resolve()) for entry in folder.iterdir())
+
+
+def test_opening_looks_at_a_few_pages_whatever_the_number_of_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packs = {count: write(tmp_path / f"{count}.lmdb", some_records(count)) for count in (100, 10_000)}
+    looked: list[int] = []
+    nodes = lmdb_pages._Pages.nodes
+
+    def counted(pages: lmdb_pages._Pages, number: int, kind: int) -> int:
+        looked.append(number)
+        return nodes(pages, number, kind)
+
+    monkeypatch.setattr(lmdb_pages._Pages, "nodes", counted)
+    for path in packs.values():
+        looked.clear()
+        storage.open(path).close()
+        assert len(set(looked)) < 12
 
 
 def test_a_pack_is_read_whatever_the_path(tmp_path: Path) -> None:

@@ -19,14 +19,17 @@ import msgpack
 import numpy as np
 import pytest
 from foreign_inputs import Bomb, encoded, write_lmdb
+from lmdb_damage_program import HARMS, cases, page_size_of
 
 import packfmt
 from packfmt import convert
 from packfmt import open as open_pack
 from packfmt.errors import DecodeError, SourceError
+from packfmt.lmdb_pages import decode_head
 from packfmt.sources.isolated import process as isolated
 from packfmt.sources.isolated.frames import HEADER, FrameError, read_frame
 from packfmt.sources.lmdb.source import LMDBSource, recognise
+from packfmt.sources.lmdb.table import open_tables
 
 PIL_PICKLE = b"\x80\x04cPIL.Image\nImage\n)R\x94]\x94b\x94K\x03\x86\x94."
 CODE_ROW = b"\x80\x02cdataset\nCodeRow\n(X\x03\x00\x00\x00topX\x06\x00\x00\x00bottomX\x01\x00\x00\x00ft\x81."
@@ -227,6 +230,56 @@ def test_flipped_bytes_end_in_records_or_an_error_and_never_in_a_crash(tmp_path:
         with suppress(SourceError, DecodeError), LMDBSource(path, timeout=20) as source:
             for handle in source.entries():
                 source.load(handle)
+
+
+@pytest.fixture(scope="module")
+def long_and_short(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Images in their leaves and on one page of their own, in a tree of two levels."""
+    images = [(b"image-%09d" % n, encoded(n) + bytes([n]) * (3000 if n % 4 == 0 else 0)) for n in range(90)]
+    path = write_lmdb(tmp_path_factory.mktemp("lmdb") / "db", images)
+    return images, (path / "data.mdb").read_bytes()
+
+
+@pytest.mark.parametrize("harm", [harm for harm in HARMS if harm != "scattered"])
+def test_no_damaged_page_hands_out_another_image(
+    tmp_path: Path, long_and_short: tuple[list[tuple[bytes, bytes]], bytes], harm: str
+) -> None:
+    """In this process, as nothing but Python reads the file. Pages without a reader may be damaged unseen."""
+    images, whole = long_and_short
+    size = page_size_of(whole)
+    in_use = decode_head(whole, "").pages
+    refused = 0
+    for page, content in cases(whole[: in_use * size], HARMS[harm], seed=1):
+        (tmp_path / "data.mdb").write_bytes(content)
+        try:
+            (table,) = open_tables(str(tmp_path / "data.mdb"), None)
+            found = [(key, bytes(value)) for key, value in table.scan()]
+            assert [bytes(table.get(key) or b"") for key, _ in images] == [value for _, value in found]
+        except SourceError:
+            refused += 1
+            continue
+        if harm != "few_bytes":  # which may be the image's own: such a file has no checksums
+            assert found == images, (harm, page)
+    assert refused > 10
+
+
+@pytest.mark.parametrize("harm", ["zeroed", "swapped", "cut"])
+def test_a_damaged_database_names_the_file(
+    tmp_path: Path, long_and_short: tuple[list[tuple[bytes, bytes]], bytes], harm: str
+) -> None:
+    _, whole = long_and_short
+    root = decode_head(whole, "").main.root
+    content = dict(cases(whole, HARMS[harm], seed=2))[root]
+    (tmp_path / "data.mdb").write_bytes(content)
+    with pytest.raises(SourceError, match=rf"^{tmp_path}: page {root} of LMDB is damaged: .* restore the file"):
+        LMDBSource(tmp_path)
+
+
+def test_a_database_of_lmdb_1_is_told(tmp_path: Path) -> None:
+    (tmp_path / "data.mdb").write_bytes(bytes(24) + b"\xde\xc0\xef\xbe\3" + bytes(5000))
+    assert recognise(tmp_path) == "lmdb"
+    with pytest.raises(SourceError, match=r"of LMDB 1\.0, packfmt reads those of 0\.9"):
+        LMDBSource(tmp_path)
 
 
 def test_a_loop_of_pages_ends(tmp_path: Path) -> None:

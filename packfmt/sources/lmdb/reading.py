@@ -14,7 +14,7 @@ from packfmt.sources.isolated.frames import Item
 from packfmt.sources.lmdb.datum import read_datum
 from packfmt.sources.lmdb.layouts import META_KEYS, ImagesByKey, Layout, Progressive, TextRecognition
 from packfmt.sources.lmdb.serialised import CaffeDatum, Carved, RawSquares, Serialised, read_value, square_side
-from packfmt.sources.lmdb.table import Entry, Table, failures, open_tables
+from packfmt.sources.lmdb.table import Entry, Table, open_tables
 from packfmt.sources.values import ValueFault, image_kind, what_is
 
 __all__ = ["choose", "start"]
@@ -62,9 +62,9 @@ class LMDBJob:
             try:
                 for item in layout.items():
                     yield item._replace(key=prefix + item.key) if prefix else item
-            except failures() as error:
-                raise SourceError(f"{path}: {error}" if len(self._environments) > 1 else str(error)) from error
-            yield Flush(self._file)  # the views end with the environment
+            except (SourceError, OSError) as error:
+                raise self._of_one(path, error) from error
+            yield Flush(self._file)  # so that the map goes with its views
             self._skipped.update(layout.skipped)
             self._notes.extend(f"{path}: {note}" if len(self._environments) > 1 else note for note in layout.notes)
 
@@ -75,17 +75,24 @@ class LMDBJob:
     def _layouts(self) -> Iterator[tuple[str, str, Layout]]:
         for number, (path, prefix) in enumerate(self._environments):
             self._file = number
-            with open_tables(path, self._options["database"]) as tables:
-                for table in tables:
-                    try:
-                        layout = choose(table, self._options)
-                    except SourceError as error:
-                        said = str(error)
-                        if len(tables) > 1:
-                            names = ", ".join(repr(other.name) for other in tables[:_NAMED])
-                            said = f"database {table.name!r}: {said}. There are {names}; database=NAME reads one alone"
-                        raise SourceError(f"{path}: {said}" if len(self._environments) > 1 else said) from error
-                    yield path, f"{prefix}{table.name}/" if len(tables) > 1 else prefix, layout
+            try:
+                tables = open_tables(path, self._options["database"])
+            except (SourceError, OSError) as error:
+                raise self._of_one(path, error) from error
+            for table in tables:
+                try:
+                    layout = choose(table, self._options)
+                except SourceError as error:
+                    if len(tables) == 1:
+                        raise self._of_one(path, error) from error
+                    names = ", ".join(repr(other.name) for other in tables[:_NAMED])
+                    said = f"database {table.name!r}: {error}. There are {names}; database=NAME reads one alone"
+                    raise self._of_one(path, said) from error
+                yield path, f"{prefix}{table.name}/" if len(tables) > 1 else prefix, layout
+
+    def _of_one(self, path: str, said: object) -> SourceError:
+        """The error of one environment, which is named where there are several."""
+        return SourceError(f"{path}: {said}" if len(self._environments) > 1 else str(said))
 
 
 def start(request: dict[str, Any]) -> LMDBJob:

@@ -13,13 +13,14 @@ from packfmt.sources.values import what_is
 
 __all__ = ["LMDBSource", "recognise"]
 
-# The first page is a meta page: a page header, then this number. The header is 16 bytes where pointers have 64 bits.
+# The first page is a meta page: a page header, then this number. The header is 16 bytes where pointers have 64 bits,
+# 24 in LMDB 1.0.
 _MAGIC = (0xBEEFC0DE).to_bytes(4, "little")
-_HEADER, _NARROW_HEADER = 16, 12
+_HEADER, _NARROW_HEADER, _NEW_HEADER = 16, 12, 24
 _DATA_FILE = "data.mdb"
 _SUFFIXES = (".mdb", ".lmdb")
 _MAX_ENVIRONMENTS = 10_000
-_MEMORY = 1 << 30  # bytes of address space for the child, besides the mapped file
+_MEMORY = 1 << 30  # bytes of address space for the child, besides mapped files
 
 
 def recognise(path: str | os.PathLike[str]) -> str | None:
@@ -39,7 +40,8 @@ def recognise(path: str | os.PathLike[str]) -> str | None:
     head = _head(found[0])
     named = os.path.basename(found[0]) == _DATA_FILE or found[0].endswith(_SUFFIXES)
     stranger = named and what_is(head).startswith(("a Git LFS", "an HTML", "gzip"))
-    if _MAGIC not in (head[16:20], head[12:16]) and not stranger:
+    places = (_HEADER, _NARROW_HEADER, _NEW_HEADER)
+    if not any(head.startswith(_MAGIC, place) for place in places) and not stranger:
         return None
     several = os.path.isdir(path) and not os.path.isfile(os.path.join(path, _DATA_FILE))
     if several and (image := _image_beside(os.fspath(path))) is not None:
@@ -105,7 +107,8 @@ class LMDBSource(IsolatedSource):
             "lmdb",
             {"environments": environments, "options": options},
             path=root,
-            memory=_MEMORY + max(os.path.getsize(file) for file in files),
+            # Two files at most are mapped: one that is read, and the one before until its last view goes.
+            memory=_MEMORY + 2 * max(os.path.getsize(file) for file in files),
             timeout=timeout,
             encode=encode,
             files=[file for file, _ in environments],
@@ -200,6 +203,10 @@ def _check_head(path: str) -> None:
         raise SourceError(
             f"{path}: an LMDB file of a 32-bit program, which 64-bit ones cannot read; copy it there with mdb_dump and "
             "load it here with mdb_load"
+        )
+    if head.startswith(_MAGIC, _NEW_HEADER):
+        raise SourceError(
+            f"{path}: an LMDB file of LMDB 1.0, packfmt reads those of 0.9; mdb_dump it with 1.0, mdb_load it with 0.9"
         )
     if _MAGIC[::-1] in (head[_HEADER : _HEADER + 4], head[_NARROW_HEADER : _NARROW_HEADER + 4]):
         raise SourceError(f"{path}: an LMDB file of a big-endian machine; mdb_dump it there and mdb_load it here")
