@@ -18,6 +18,7 @@ RUNS = {
     "accuracy": ["--epochs", "1", "--seeds", "1", "--size", "32"],
     "cold": ["FOLDER", "--gigabytes", "0.005", "--bytes", "10000", "--rounds", "1"],
     "convert": ["FOLDER", "--count", "40", "--rounds", "1"],
+    "damage": ["--photos", "8"],
     "decode": ["--count", "32", "--rounds", "1"],
     "random_access": ["FOLDER", "--count", "40", "--rounds", "1"],
     "sampling": ["--records", "100000", "--batch-size", "64"],

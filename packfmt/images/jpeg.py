@@ -11,7 +11,7 @@ from packfmt.errors import DecodeError
 from packfmt.images import info
 from packfmt.images.exif import read_orientation
 
-__all__ = ["JpegHeader", "is_plain", "read_jpeg"]
+__all__ = ["JpegHeader", "ends_in_order", "is_plain", "read_jpeg", "rewritten"]
 
 _MAX_SEGMENTS = 10_000  # a header of 640 MB at most; bounds the work on one made of tiny segments
 _HEAD = 4 << 10
@@ -19,8 +19,10 @@ _SEGMENT = Struct(">BBH").unpack_from  # 0xFF, marker, length including itself
 _FRAME = Struct(">BHHB").unpack_from  # precision, height, width, components
 _NEXT_MARKER = re.compile(rb"\xff[^\x00\xff]")
 _END = re.compile(rb"\xff\xd9")
+_IN_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # neither a stuffed byte nor a restart marker
 
-_SOS, _EOI, _APP1, _DRI = 0xDA, 0xD9, 0xE1, 0xDD
+_SOS, _EOI, _APP0, _APP1, _APP14, _DRI = 0xDA, 0xD9, 0xE0, 0xE1, 0xEE, 0xDD
+_DESCRIPTIONS = frozenset((*range(0xE0, 0xF0), 0xFE))  # application segments and comments
 _FRAMES = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)))
 _COMMON_FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended and progressive Huffman
 _PROGRESSIVE_FRAMES = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
@@ -101,6 +103,55 @@ def is_plain(data: bytes | memoryview) -> bool:
     except (StructError, IndexError):  # the file ends here
         pass
     return False
+
+
+def ends_in_order(data: bytes | memoryview, scan: int) -> bool:
+    """Whether the first marker in the scan data from ``scan`` on, but for restart markers, is the end marker."""
+    found = _IN_SCAN.search(data, scan)
+    return found is not None and found[0] == b"\xff\xd9"
+
+
+def rewritten(data: bytes | memoryview, components: int) -> bytes:
+    """The file with nothing before its first scan that decoders only warn of; its picture is the same.
+
+    Bytes between segments, comments and application segments go, but for JFIF's and Adobe's, which tell the colours:
+    with a version that is known, and the transform that libjpeg assumes where it does not know the one that is written.
+    The scan of a sequential frame says that it has all coefficients. A file whose header cannot be walked is given back
+    as it is.
+
+    Args:
+        data: the file.
+        components: of its frame.
+    """
+    out: list[bytes | bytearray | memoryview] = [data[:2]]
+    position, sequential = 2, False
+    for _ in range(_MAX_SEGMENTS):
+        found = _NEXT_MARKER.search(data, position)
+        if found is None or found.end() + 2 > len(data):
+            break
+        marker, start = found[0][1], found.end() - 2
+        if marker in _BARE:
+            position = start + 2
+            continue
+        end = start + 2 + int.from_bytes(data[start + 2 : start + 4], "big")
+        segment = bytearray(data[start:end])
+        if marker in _FRAMES:
+            sequential = marker in _PLAIN_FRAMES
+        if marker == _APP0 and segment[4:9] == b"JFIF\0" and len(segment) > 9:
+            segment[9] = 1
+            out.append(segment)
+        elif marker == _APP14 and segment[4:9] == b"Adobe" and len(segment) > 15:
+            if segment[15] > 2:
+                segment[15] = 2 if components == 4 else 1
+            out.append(segment)
+        elif marker == _SOS:
+            if sequential and len(segment) > 8:
+                segment[-3:] = b"\x00\x3f\x00"
+            return b"".join((*out, segment, data[end:]))
+        elif marker not in _DESCRIPTIONS:
+            out.append(segment)
+        position = max(end, start + 2)
+    return bytes(data)
 
 
 def read_jpeg(data: bytes | memoryview) -> JpegHeader:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from packfmt.errors import DecodeError
 from packfmt.images.info import NO_END, check_size
-from packfmt.images.jpeg import JpegHeader, is_plain, read_jpeg
+from packfmt.images.jpeg import JpegHeader, ends_in_order, is_plain, read_jpeg, rewritten
 
 __all__ = [
     "MAX_SCANS",
@@ -40,10 +40,17 @@ _FLAT = 512  # pixels that a byte can hold: one bit for each block of 64 samples
 PLAIN_SPACES = frozenset(("YCbCr", "RGB", "Gray"))
 SPACES = {"RGB": "RGB", "L": "GRAY"}
 
-# Complaints of libjpeg that mean that pixels are missing or wrong; all its others leave the picture whole.
-_DAMAGE = re.compile(
-    r"premature end|bad Huffman code|bad arithmetic code|instead of RST|Inconsistent progression", re.IGNORECASE
+# libjpeg-turbo's warnings (jerror.h) that leave the picture whole; ``rewritten`` takes their cause out of the header.
+# All others mean damage: bad Huffman or arithmetic codes, a marker or the file's end inside of scan data, restart
+# markers out of turn, passes that contradict each other. So does every error.
+_HARMLESS = re.compile(
+    r"unknown Adobe color transform|unknown JFIF revision|invalid SOS parameters|bad ICC marker|"
+    r"(?P<count>\d+) extraneous bytes before marker 0x(?P<marker>[0-9a-f]{2})",
+    re.IGNORECASE,
 )
+# The simple interface's own, of files that the library behind it can decode: Pillow's turn.
+_UNSUPPORTED = re.compile(r"could not determine subsampling|unsupported color conversion", re.IGNORECASE)
+_MOST_PLACES = 16  # where bytes that belong to nothing may have been
 _ZEROS = bytes(16)  # at the end of a file that was allocated and not written to its end
 
 # The two calls of the fast path, under the names that the decoder uses.
@@ -171,7 +178,7 @@ def _judge(
     except ValueError as error:
         complaint = str(error)
     if partial:
-        return _lenient(data, attempt, partial)
+        return _lenient(data, attempt)
     if header.flags(data) & NO_END:
         unwritten = data[-len(_ZEROS) :] == _ZEROS
         if header.one_scan and not unwritten:
@@ -180,28 +187,54 @@ def _judge(
                 return attempt(bytes(data) + b"\xff\xd9", None)
             except ValueError:
                 pass
-        if not unwritten and _lenient(data, attempt, partial) is None:
+        if not unwritten and _UNSUPPORTED.search(complaint):
             return None
         raise DecodeError("truncated JPEG: the file ends before its picture does; partial=True decodes what is there")
-    # Bytes that belong to nothing are harmless padding, unless the restart markers show that they were left over.
-    lost = "extraneous bytes" in complaint and header.restarts and not header.junk
-    if lost or _DAMAGE.search(complaint):
-        raise DecodeError(f"damaged JPEG ({complaint}); partial=True decodes what is there")
-    return _lenient(data, attempt, partial)
+    if _UNSUPPORTED.search(complaint):
+        if header.one_scan and not ends_in_order(data, header.scan):
+            raise DecodeError("damaged JPEG (a marker inside of its scan data); partial=True decodes what is there")
+        return None
+    if _HARMLESS.search(complaint):
+        pixels = _without_the_harmless(data, header, attempt)
+        if pixels is not None:
+            return pixels
+    raise DecodeError(f"damaged JPEG ({complaint}); partial=True decodes what is there")
 
 
-def _lenient(data: bytes | memoryview, attempt: _Attempt, partial: bool) -> NDArray[np.uint8] | None:
-    """Pixels, whatever libjpeg complains of. None if it gives up before the last of them, or with ``partial`` before
-    the first: simplejpeg does not tell, and hands out what lay in the memory before. Those are black then."""
+def _without_the_harmless(data: bytes | memoryview, header: JpegHeader, attempt: _Attempt) -> NDArray[np.uint8] | None:
+    """Pixels, if nothing is left to complain of once what is harmless is taken out; None otherwise.
+
+    libjpeg stops at its first complaint or goes on whatever comes: that nothing worse follows must be seen this way.
+    """
+    plain = rewritten(data, header.components)
+    try:
+        return attempt(plain, None)
+    except ValueError as error:
+        found = _HARMLESS.search(str(error))
+    if found is None or found["count"] is None or header.restarts:
+        return None  # restart markers show that such bytes were left over
+    count, marker = int(found["count"]), bytes((0xFF, int(found["marker"], 16)))
+    place = plain.find(b"\xff\xda")
+    for _ in range(_MOST_PLACES):
+        place = plain.find(marker, place + 1)
+        if place < count:
+            break
+        try:
+            return attempt(plain[: place - count] + plain[place:], None)
+        except ValueError:
+            continue
+    return None
+
+
+def _lenient(data: bytes | memoryview, attempt: _Attempt) -> NDArray[np.uint8] | None:
+    """Pixels, whatever libjpeg complains of. None if it gives up before the first of them. simplejpeg does not tell
+    which are missing, and hands out what lay in the memory before: they are black here."""
     try:
         over_black = attempt(data, 0).copy()
         pixels = attempt(data, 255)
     except ValueError:
         return None
-    missing = pixels != over_black
-    if missing.any() and (missing.all() or not partial):
-        return None
-    return over_black
+    return None if (pixels != over_black).all() else over_black
 
 
 def encode_jpeg(pixels: NDArray[np.uint8], quality: int, subsampling: str) -> bytes:
