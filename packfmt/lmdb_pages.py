@@ -268,7 +268,7 @@ class _Pages:
     def nodes(self, number: int, kind: int) -> int:
         """Check the head of a branch or a leaf; how many nodes it has."""
         if not FIRST <= number < self.count:
-            raise self.damaged(number, f"the file has {self.count} pages; was it cut short?")
+            raise self.damaged(number, f"it lies beyond the end of a file of {self.count} pages")
         own, found, lower, upper = PAGE.unpack_from(self.data, number * self.page_size)
         if own != number or found != kind:
             raise self.damaged(number, f"it says that it is page {own} of kind {found}, must be of kind {kind}")

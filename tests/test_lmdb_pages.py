@@ -208,7 +208,7 @@ def keys_of_the_root_fall(data: bytearray) -> None:
 HARMS: tuple[tuple[Harm, str], ...] = (
     (twice, "in two places of the tree"),
     (itself, "it says that it is page"),
-    (outside, "was it cut short"),
+    (outside, "it lies beyond the end of a file of"),
     (another_number, "it says that it is page"),
     (another_kind, "of kind 4, must be of kind 2"),
     (many_nodes, "its pointers end at 4098"),

@@ -538,6 +538,19 @@ def test_a_writer_that_gives_up_leaves_nothing(tmp_path: Path, leave: str) -> No
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), lmdb.MemoryError("full")], ids=["Ctrl-C", "LMDB's own"])
+def test_a_writer_that_fails_to_begin_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(lmdb, "open", fail)
+    with pytest.raises((KeyboardInterrupt, CorruptError)):
+        storage.create(tmp_path / "out.lmdb")
+    assert os.listdir(tmp_path) == []
+
+
 KILLED = """
     import os, signal, sys
     from packfmt import storage

@@ -71,9 +71,11 @@ class LMDBWriter(RecordingWriter):
                 max_spare_txns=0,
                 **DATA_FORMAT,
             )
-        except lmdb.Error as error:
+        except BaseException as error:  # Ctrl-C too
             self._target.discard()
-            raise _explain(error, self.path, "LMDB cannot write here") from error
+            if isinstance(error, lmdb.Error):
+                raise _explain(error, self.path, "LMDB cannot write here") from error
+            raise
 
     @property
     def files(self) -> tuple[str, ...]:
