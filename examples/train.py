@@ -56,6 +56,12 @@ class Run:
             seed=args.seed,
         )
         self.classes = dataset.classes
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        if len(dataset) < args.batch_size * ranks:
+            raise SystemExit(
+                f"{args.pack} has {len(dataset)} images, which fill no batch of {args.batch_size} for each of {ranks} "
+                "processes; give a smaller --batch-size"
+            )
         # Ranks are taken from torch.distributed. "drop" keeps all batches full, so that ranks weigh alike.
         self.loader = packfmt.Loader(
             dataset, args.batch_size, seed=args.seed, partial="drop", workers=args.workers, device=self.device

@@ -6,7 +6,8 @@ import copy
 import multiprocessing
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from training_packs import (
     FORKS_BESIDE_THREADS,
     Unlucky,
     add_noise,
+    double,
     fail,
     labels_of,
     make_pack,
@@ -37,7 +39,9 @@ from training_packs import (
     process_of,
 )
 
+import packfmt
 from packfmt import BlockBatchSampler, CenterCrop, DecodeError, ImageDataset, Resize
+from packfmt.record import Column
 
 pytestmark = pytest.mark.filterwarnings(FORKS_BESIDE_THREADS)
 
@@ -240,6 +244,175 @@ def test_a_collation_of_ones_own_gets_samples(ds: ImageDataset) -> None:
     ds.set_epoch(0)  # the first draws again
     theirs = list(DataLoader(ds, batch_size=8, collate_fn=collate))
     assert pixels_of(ours) == pixels_of(theirs)
+
+
+def collated_by(change: Callable[[Any], Any], ds: ImageDataset) -> Any:
+    """The first batch of a DataLoader whose collate_fn changes the list and gives it to torch's own."""
+
+    def collate(samples: Any) -> Any:
+        return default_collate(change(samples))
+
+    return next(iter(DataLoader(ds, batch_size=6, collate_fn=collate)))
+
+
+def test_a_collation_of_ones_own_gets_a_list(ds: ImageDataset) -> None:
+    def collate(samples: Any) -> Any:
+        assert isinstance(samples, list)
+        assert all(isinstance(sample, tuple) and len(sample) == 2 for sample in samples)
+        assert [label for _, label in samples[1:3] + samples[:1]] == [1, 2, 0]
+        assert [label for _, label in list(samples[:1]) + samples] == [0, 0, 1, 2, 3, 4, 5]
+        assert sorted(samples, key=lambda sample: -sample[1])[0] is samples[5]
+        return samples
+
+    samples = next(iter(DataLoader(ds, batch_size=6, collate_fn=collate)))
+    assert samples[3][0].shape == (3, 16, 16)
+
+
+def test_a_list_comes_out_of_a_worker(ds: ImageDataset) -> None:
+    loader = DataLoader(ds, batch_size=6, collate_fn=list, num_workers=1, multiprocessing_context="fork")
+    assert [label for _, label in next(iter(loader))] == [0, 1, 2, 3, 4, 5]
+    loader = DataLoader(ds, batch_size=6, collate_fn=as_it_is, num_workers=1, multiprocessing_context="fork")
+    assert [label for _, label in next(iter(loader))] == [0, 1, 2, 3, 4, 5]
+
+
+def as_it_is(samples: Any) -> Any:
+    return samples
+
+
+def dropped(samples: Any) -> Any:
+    del samples[1:4]
+    return samples
+
+
+def turned(samples: Any) -> Any:
+    samples.reverse()
+    return samples
+
+
+def replaced(samples: Any) -> Any:
+    samples[0] = samples[5]
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("change", "labels"),
+    [
+        (dropped, [0, 4, 5]),
+        (turned, [5, 4, 3, 2, 1, 0]),
+        (replaced, [5, 1, 2, 3, 4, 5]),
+        (lambda samples: samples[2:4], [2, 3]),
+        (lambda samples: samples + samples[:1], [0, 1, 2, 3, 4, 5, 0]),
+        (lambda samples: [sample for sample in samples if sample[1] % 2], [1, 3, 5]),
+    ],
+)
+@pytest.mark.parametrize("sample", ["tuple", "dict"])
+def test_what_a_collation_changes_in_the_list_is_in_the_batch(
+    pack: str, sample: Any, change: Callable[[Any], Any], labels: list[int]
+) -> None:
+    def as_pairs(samples: Any) -> Any:  # the changes above are written for tuples
+        return [tuple(one.values()) for one in samples] if sample == "dict" else samples
+
+    ds = ImageDataset(pack, crop=packfmt.Resize(16), sample=sample)
+    images, found = collated_by(lambda samples: change(as_pairs(samples)), ds)
+    assert found.tolist() == labels
+    assert torch.equal(images, ImageDataset(pack, crop=packfmt.Resize(16))[labels][0])
+
+
+def test_what_a_collation_changes_in_samples_is_in_the_batch(pack: str) -> None:
+    def change(samples: Any) -> Any:
+        for image, target in samples:
+            image.zero_()
+            target["label"] += 100
+            target["boxes"][:] = 7
+        return samples
+
+    ds = ImageDataset(pack, crop=packfmt.Resize(16), fields=("label", "boxes"))
+    images, targets = collated_by(lambda samples: change(samples[2:3]), ds)
+    assert not images.any()
+    assert targets["label"].tolist() == [102]
+    assert targets["boxes"].tolist() == [[[7, 7, 7, 7]] * 2]
+
+
+def test_what_a_collation_changes_within_arrays_is_in_the_batch(pack: str) -> None:
+    def change(samples: Any) -> Any:
+        for image, target in samples:
+            image.zero_()
+            target["boxes"][:] = 7
+        return samples
+
+    ds = ImageDataset(pack, crop=packfmt.Resize(16), fields=("label", "boxes"))
+    images, targets = collated_by(change, ds)
+    assert not images.any()
+    assert [boxes.tolist() for boxes in targets["boxes"]] == [[[7, 7, 7, 7]] * (number % 3) for number in range(6)]
+
+
+# Samples as dicts
+
+
+def test_a_sample_as_a_dict(pack: str) -> None:
+    plain, named = (ImageDataset(pack, crop=packfmt.Resize(16), sample=form) for form in ("tuple", "dict"))
+    assert named[3].keys() == {"pixel_values", "labels"}
+    assert torch.equal(named[3]["pixel_values"], plain[3][0])
+    assert named[3]["labels"] == 3
+    batch = named[[3, 1]]
+    assert torch.equal(batch["pixel_values"], plain[[3, 1]][0])
+    assert batch["labels"].tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_as_dicts(pack: str, workers: int) -> None:
+    ds = ImageDataset(pack, crop=packfmt.Resize(16), sample="dict", threads=2)
+    expected = ImageDataset(pack, crop=packfmt.Resize(16))[list(range(8))]
+    with packfmt.Loader(ds, 8, shuffle=False, batch_transform=double, workers=workers, start_method="fork") as loader:
+        batch = next(iter(loader))
+    assert type(batch) is dict
+    assert torch.equal(batch["pixel_values"], expected[0])
+    assert batch["labels"].tolist() == [2 * label for label in range(8)]
+
+
+def test_torchs_collation_of_dicts_copies_nothing(pack: str) -> None:
+    samples = ImageDataset(pack, crop=CROP, sample="dict").__getitems__([3, 1, 2])
+    batch = default_collate(samples)
+    assert type(batch) is dict
+    assert batch["pixel_values"].data_ptr() == samples[0]["pixel_values"].data_ptr()
+    assert batch["labels"].tolist() == [3, 1, 2]
+
+
+def test_what_a_collation_changes_in_a_dict_is_in_the_batch(pack: str) -> None:
+    def change(samples: Any) -> Any:
+        for sample in samples:
+            sample["labels"] += 100
+        samples[0]["more"] = 1
+        return samples
+
+    batch = default_collate(change(ImageDataset(pack, crop=CROP, sample="dict").__getitems__([3])))
+    assert batch["labels"].tolist() == [103]
+    assert batch["more"].tolist() == [1]
+
+
+def test_a_target_that_is_a_dict_lies_beside_the_image(pack: str) -> None:
+    ds = ImageDataset(pack, crop=CROP, sample="dict", fields=("label", "key"))
+    assert ds[3].keys() == {"pixel_values", "label", "key"}
+    for batch in (ds[[3, 4]], default_collate(ds.__getitems__([3, 4])), *packfmt.Loader(ds, 2, indices=[3, 4])):
+        assert batch.keys() == {"pixel_values", "label", "key"}
+        assert sorted(batch["key"]) == ["003.jpg", "004.jpg"]
+
+
+def test_targets_that_are_lists_stay_together_in_a_dict(pack: str, tmp_path: Path) -> None:
+    path = tmp_path / "boxes.bin"
+    with packfmt.open(pack) as source, packfmt.create(path, columns=[Column("boxes", "<f4", (None, 4))]) as writer:
+        for record in source:
+            boxes = record.columns["boxes"]
+            writer.write(record.data, record.key, boxes=boxes, labels=np.zeros(len(boxes), np.int64))
+    ds = ImageDataset(path, crop=CROP, targets="torchvision", sample="dict")
+    assert ds[2].keys() == {"pixel_values", "labels"}
+    assert ds[2]["labels"].keys() == {"boxes", "labels", "image_id"}
+    assert [target["image_id"].item() for target in ds[[2, 3]]["labels"]] == [2, 3]
+
+
+def test_samples_that_are_neither_tuples_nor_dicts(pack: str) -> None:
+    with pytest.raises(ValueError, match="sample='list', allowed are 'tuple' and 'dict'"):
+        ImageDataset(pack, sample="list")
 
 
 def test_without_batches(ds: ImageDataset) -> None:

@@ -131,6 +131,12 @@ def test_resuming_a_finished_run_changes_nothing(train, pack, whole, capsys):
     assert "epoch" not in capsys.readouterr().out
 
 
+def test_a_batch_that_the_pack_cannot_fill(train, pack, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="images, which fill no batch of 5000 for each of 1 processes"):
+        train.main([*options(pack, tmp_path / "run.pt"), "--batch-size", "5000"])
+    assert "loss" not in capsys.readouterr().out
+
+
 def test_profile_prints_a_table(train, pack, tmp_path, capsys):
     train.main(options(pack, tmp_path / "run.pt", "--profile"))
     output = capsys.readouterr().out

@@ -217,6 +217,20 @@ class TestSharing:
 
         assert not any(torch.equal(a, b) for a, b in itertools.product(crops(0), crops(1)))
 
+    @pytest.mark.parametrize(
+        ("options", "counts"),
+        [
+            ({"world_size": 3}, [3, 3, 3]),
+            ({"world_size": 3, "partial": "keep"}, [4, 4, 3]),
+            ({"world_size": 1}, [11]),
+            ({"world_size": 3, "split": "elsewhere"}, [11, 11, 11]),
+        ],
+    )
+    def test_ranks_get_equally_many_unless_told_otherwise(self, options, counts):
+        ranks = range(options["world_size"])
+        streams = [packfmt.ImageStream(records(11), rank=rank, **options) for rank in ranks]
+        assert [sum(1 for _ in stream) for stream in streams] == counts
+
 
 class TestShuffle:
     def order(self, buffer, seed=0, epoch=0, count=60):

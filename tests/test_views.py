@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from images import jpeg
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 from training_packs import CROP, FLIP, FORKS_BESIDE_THREADS, add_noise, damage, labels_of, make_pack, pixels_of
 
@@ -19,6 +20,7 @@ from packfmt import BlockBatchSampler, DecodeError, ImageDataset, Loader
 
 pytestmark = pytest.mark.filterwarnings(FORKS_BESIDE_THREADS)
 
+OTHER = {torch.channels_last: torch.contiguous_format, torch.contiguous_format: torch.channels_last}
 SMALL_WINDOW = pytest.mark.filterwarnings("ignore:batches will be one-sided:UserWarning")  # windows as tests need them
 
 
@@ -456,6 +458,67 @@ def test_the_seed_of_the_dataset_is_the_loaders(pack: str) -> None:
         for mine, options in ((5, {}), (0, {"seed": 5}), (5, {"seed": 0}), (0, {}))
     ]
     assert orders[0] == orders[1] != orders[2] == orders[3]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last, None])
+def test_the_memory_format_of_batches(ds: ImageDataset, memory_format: Any, workers: int) -> None:
+    expected = memory_format or torch.channels_last
+    with Loader(ds, 8, memory_format=memory_format, workers=workers, start_method="fork") as loader:
+        for images, _ in loader:
+            assert images.is_contiguous(memory_format=expected)
+            assert not images.is_contiguous(memory_format=OTHER[expected])
+    with Loader(ds, 40, shuffle=False, memory_format=memory_format) as loader:
+        assert pixels_of(loader) == pixels_of(Loader(ds, 40, shuffle=False))
+
+
+def test_the_memory_format_is_one_of_two(ds: ImageDataset) -> None:
+    with pytest.raises(ValueError, match=r"allowed are None, torch.channels_last, torch.contiguous_format"):
+        Loader(ds, 8, memory_format=torch.preserve_format)
+
+
+def test_what_frameworks_ask_of_a_loader(ds: ImageDataset) -> None:
+    loader = Loader(ds, 8, workers=2, partial="drop", pin_memory=True)
+    assert loader.batch_sampler is loader.sampler
+    assert (loader.batch_size, loader.num_workers, loader.drop_last, loader.pin_memory) == (8, 2, True, True)
+    assert not Loader(ds, 8).drop_last
+
+
+# Truncated images
+
+
+@pytest.fixture(scope="module")
+def truncated(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A pack of one whole image and the same cut in its middle."""
+    path = tmp_path_factory.mktemp("packs") / "cut.bin"
+    data = jpeg(64, 64, seed=1)
+    with packfmt.create(path) as writer:
+        for key, part in (("whole", data), ("cut", data[: len(data) // 2])):
+            writer.write(part, key, label=0)
+    return str(path)
+
+
+def test_what_is_there_of_a_truncated_image_is_decoded(truncated: str) -> None:
+    with pytest.raises(DecodeError, match="partial=True decodes what is there"):
+        ImageDataset(truncated)[1]
+    ds = ImageDataset(truncated, partial=True)
+    images, _ = ds[[0, 1]]
+    assert torch.equal(images[0, :, :8, :8], images[1, :, :8, :8])
+    assert not torch.equal(images[0], images[1])
+    with packfmt.open(truncated) as reader:
+        stream = packfmt.ImageStream([reader[1]], partial_images=True)
+        assert torch.equal(next(iter(stream))[0], images[1])
+
+
+def test_a_stream_says_how_truncated_images_are_decoded() -> None:
+    with pytest.raises(ValueError, match="partial_images=True"):
+        packfmt.ImageStream([], partial=True)
+
+
+@pytest.mark.parametrize("partial", [1, "drop"])
+def test_what_partial_of_a_dataset_is_not(pack: str, partial: Any) -> None:
+    with pytest.raises(ValueError, match="True or False"):
+        ImageDataset(pack, partial=partial)
 
 
 # Wrong ways into a dataset

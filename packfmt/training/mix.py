@@ -8,14 +8,15 @@ resume. To choose between the two per batch, draw from the same generator::
         return (mixup if rng.random() < 0.5 else cutmix)(images, labels, rng)
 
 torchvision's ``v2.MixUp`` and ``v2.CutMix`` mix in the same way and return the same shapes, but are called as
-``transform(images, labels)`` and draw from torch's global generator: what they do depends on everything else that draws
-from it, and a resume does not restore it. This keys one of them by the batch and leaves the global generator alone,
-where a single thread draws from it (``threads=1``), since the generator is one for all threads of a process::
+``transform(images, labels)``, the former with floats only, and draw from torch's global generator: what they do depends
+on everything else that draws from it, and a resume does not restore it. This keys one of them by the batch and leaves
+the global generator alone, where a single thread draws from it (``threads=1``), since the generator is one for all
+threads of a process::
 
     def keyed(images, labels, rng):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.integers(2**63)))
-            return v2_mixup(images, labels)
+            return v2_mixup(images.float().div_(255), labels)
 
 Both mix sample i with sample i - 1 (the first with the last). Images are never changed in place.
 """

@@ -71,6 +71,7 @@ class ImageStream(IterableDataset[Any]):
         partial: "drop" the last few records of the stream, so that all processes get equally many; or "keep" every
             record, so that one rank may get a sample more than another, which hangs DistributedDataParallel at the end
             of a stream. None drops where there are several ranks and the stream splits by positions, else keeps.
+        partial_images: as ``partial`` of ``ImageDataset``: decode what is there of a truncated or damaged JPEG.
         split: "positions" as above; "elsewhere" where each process is fed records of its own, by a message broker or
             the like, and takes all it is given.
         ahead: samples decoded ahead of the loop where they are asked for one by one.
@@ -103,12 +104,18 @@ class ImageStream(IterableDataset[Any]):
         rank: int | None = None,
         world_size: int | None = None,
         partial: Literal["keep", "drop"] | None = None,
+        partial_images: bool = False,
         split: Literal["positions", "elsewhere"] = "positions",
         ahead: int = 64,
         fast: bool = False,
     ) -> None:
         if not (isinstance(records, Iterable) or callable(records)):
             raise TypeError(f"records is of type {type(records).__name__}; needed is an iterable or a function")
+        if isinstance(partial, bool):
+            raise ValueError(
+                "partial says what becomes of a stream's last records; truncated images are decoded with "
+                "partial_images=True"
+            )
         _one_of("partial", partial, ("keep", "drop", None))
         _one_of("split", split, ("positions", "elsewhere"))
         if split == "elsewhere" and partial == "drop":
@@ -126,7 +133,7 @@ class ImageStream(IterableDataset[Any]):
             sample=sample,
             mode=mode,
             orientation=orientation,
-            partial=False,
+            partial=partial_images,
             fast=fast,
             on_error=on_error,
         )
