@@ -21,7 +21,7 @@ import xxhash
 from packfmt.errors import FormatError
 from packfmt.record import DTYPES, Column
 
-__all__ = ["Directory", "Layout", "Section", "Trailer", "align", "record_checksum"]
+__all__ = ["Directory", "Layout", "Member", "Section", "Trailer", "align", "record_checksum"]
 
 # Like PNG's: the high bit shows a 7-bit transfer, CR LF and ^Z a text-mode one.
 MAGIC = b"\x89packfmt\r\n\x1a\n"
@@ -32,6 +32,8 @@ HEADER = struct.Struct("<12sIQQ24sQ")  # magic, version, incompatible flags, com
 TRAILER = struct.Struct("<8sIIQQQQQQ16s8sQ")
 INDEX = ("offset", "length", "checksum")  # one u64 each per record
 MAX_DIRECTORY = 64 << 20  # parsing JSON takes several times its size in memory
+
+HEXADECIMAL = frozenset("0123456789abcdef")
 
 record_checksum = xxhash.xxh3_64_intdigest  # (data, ordinal) -> int
 
@@ -110,13 +112,29 @@ def section_sizes(count: int, columns: Sequence[Column], values_size: Mapping[st
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """A shard's place in the set it was written with.
+
+    Args:
+        set_id: 32 hexadecimal digits, the same in all shards of the set.
+        number: from 0.
+        count: shards of the set.
+    """
+
+    set_id: str
+    number: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Directory:
-    """The JSON part: what the sections hold, the class names, and the user's metadata."""
+    """The JSON part: what the sections hold, the class names, the user's metadata, and the set a shard belongs to."""
 
     sections: dict[str, Section]
     columns: tuple[Column, ...]
     classes: tuple[str, ...]
     metadata: dict[str, Any]
+    member: Member | None = None
 
     def encode(self) -> bytes:
         """The directory's bytes: compact JSON with sorted keys, so that equal content gives equal bytes.
@@ -124,9 +142,12 @@ class Directory:
         Raises:
             ValueError: the metadata is not JSON-able, or the directory is larger than ``MAX_DIRECTORY`` bytes.
         """
+        member = self.member
+        own = {} if member is None else {"set": {"count": member.count, "id": member.set_id, "number": member.number}}
         try:
             raw = canonical_json(
                 {
+                    **own,
                     "classes": list(self.classes),
                     "columns": {
                         c.name: {"dtype": c.dtype, "kind": c.kind, "shape": list(c.shape)} for c in self.columns
@@ -232,13 +253,14 @@ def decode_directory(raw: bytes, trailer: Trailer, path: str) -> Directory:
             for name, s in value["sections"].items()
         }
         classes, metadata = value["classes"], value["metadata"]
+        member = _member(value["set"]) if "set" in value else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         _refuse(path, f"the directory is not as the specification says: {type(error).__name__}: {error}")
     named = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
     if not named or not isinstance(metadata, dict):
         _refuse(path, "the directory's classes must be a list of strings and its metadata an object")
     _check_sections(sections, columns, trailer, path)
-    return Directory(sections, columns, tuple(classes), metadata)
+    return Directory(sections, columns, tuple(classes), metadata, member)
 
 
 def _check_sections(sections: dict[str, Section], columns: Sequence[Column], trailer: Trailer, path: str) -> None:
@@ -282,6 +304,15 @@ def _column(name: str, value: dict[str, Any]) -> Column:
     return Column(name, value["dtype"], tuple(value["shape"]), value["kind"])
 
 
+def _member(value: dict[str, Any]) -> Member:
+    set_id, number, count = value["id"], _natural(value["number"]), _natural(value["count"])
+    if not isinstance(set_id, str) or len(set_id) != 32 or not set(set_id) <= HEXADECIMAL:
+        raise ValueError(f"{set_id!r} is not the id of a set: 32 hexadecimal digits")
+    if number >= count:
+        raise ValueError(f"number {number} of {count} in its set")
+    return Member(set_id, number, count)
+
+
 def _natural(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 2**64:
         raise ValueError(f"{value!r} is not a size")
@@ -289,7 +320,7 @@ def _natural(value: Any) -> int:
 
 
 def _hexadecimal(value: Any) -> int:
-    if not isinstance(value, str) or len(value) != 16 or not set(value) <= set("0123456789abcdef"):
+    if not isinstance(value, str) or len(value) != 16 or not set(value) <= HEXADECIMAL:
         raise ValueError(f"{value!r} is not a checksum of 16 hexadecimal digits")
     return int(value, 16)
 

@@ -112,6 +112,10 @@ class _FailingFile(io.RawIOBase):
     def seek(self, *args: int) -> int:
         return self._file.seek(*args)
 
+    def truncate(self, size: int | None = None) -> int:
+        self._calls.call("truncate")
+        return self._file.truncate(size)
+
     def readinto(self, buffer: Any) -> int:
         return self._file.readinto(buffer)
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from packfmt import format as layout
 from packfmt.errors import FormatError
-from packfmt.format import Directory, Layout, Section, Trailer
+from packfmt.format import Directory, Layout, Member, Section, Trailer
 from packfmt.record import Column
 
 ORACLE = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "read_pack.py"))
@@ -165,6 +165,15 @@ def test_directory_bytes() -> None:
         b'"metadata":{"a":[1.5,null],"b":1},'
         b'"sections":{"index.offset":{"checksum":"00000000000000ab","offset":64,"size":8}}}'
     )
+
+
+def test_the_place_in_a_set_comes_back() -> None:
+    member = Member("0123456789abcdef" * 2, 2, 3)
+    raw = sealed_directory(json.dumps({**DIRECTORY, "set": {"count": 3, "id": member.set_id, "number": 2}}).encode())
+    assert open_frame(raw).member == member
+    written = Directory({}, (), (), {}, member).encode()
+    assert written.endswith(b'"set":{"count":3,"id":"0123456789abcdef0123456789abcdef","number":2}}')
+    assert open_frame(SHARD).member is None
 
 
 def test_the_record_checksum_is_seeded_with_the_ordinal() -> None:
@@ -528,6 +537,16 @@ HOSTILE: dict[str, bytes] = {
     "metadata missing": changed(remove("metadata")),
     "sections a list": changed(replace("sections", [])),
     "sections missing": changed(remove("sections")),
+    **{
+        f"the set is {value!r:.60}": changed(replace("set", value))
+        for value in (
+            None, [], {}, "x", {"id": "0" * 32, "number": 0}, {"id": "0" * 32, "count": 1}, {"number": 0, "count": 1},
+            {"id": "0" * 31, "number": 0, "count": 1}, {"id": "A" * 32, "number": 0, "count": 1},
+            {"id": 0, "number": 0, "count": 1}, {"id": "0" * 32, "number": 1, "count": 1},
+            {"id": "0" * 32, "number": -1, "count": 1}, {"id": "0" * 32, "number": 0.0, "count": 1},
+            {"id": "0" * 32, "number": 0, "count": 2**64},
+        )
+    },
     # JSON
     "not JSON": sealed_directory(b"pickle"),
     "empty": sealed_directory(b""),

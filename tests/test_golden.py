@@ -13,8 +13,9 @@ from packfmt import storage
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden"
 MAKER = runpy.run_path(str(ROOT / "tools" / "make_golden.py"))
-PACKS = MAKER["PACKS"]
-FILES = sorted(path.name for path in [*GOLDEN.glob("v1-*.bin"), *GOLDEN.glob("v1-*.json")])
+PACKS = MAKER["PACKS"] | MAKER["OLDER"]
+OLDER = sorted(path.name for name in MAKER["OLDER"] for path in GOLDEN.glob(f"{Path(name).stem}*"))
+FILES = sorted({path.name for path in GOLDEN.glob("v1-*.*")} - {*OLDER})
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +48,17 @@ def test_records_and_columns_are_read_as_written(name: str, io: str) -> None:
                 np.testing.assert_array_equal(found, wanted, err_msg=column)
 
 
+def test_shards_of_an_older_writer_are_opened_by_a_pattern() -> None:
+    assert len(OLDER) == 3
+    with storage.open(GOLDEN / "v1-shards-*.bin") as reader, storage.open(GOLDEN / "v1-shards.json") as whole:
+        assert reader.content_id == whole.content_id
+
+
 CONTENT_IDS = {
     "v1-three.bin": "e157209a4e522a7e2a4627fd4bab01f1",
     "v1-empty.bin": "e6d1e41deb39e027ff070a40e403e4eb",
     "v1-columns.bin": "ca2ddefc260bde81306fa98cf79db47c",
+    "v1-set.json": "1d1abd973450bc046b311a673d6893a4",
     "v1-shards.json": "1d1abd973450bc046b311a673d6893a4",
 }
 

@@ -107,6 +107,20 @@ def test_records_longer_than_a_hash_block(tmp_path: Path) -> None:
     assert_readers_agree(tmp_path / "long.bin")
 
 
+def test_shards_of_a_set(tmp_path: Path) -> None:
+    with create(tmp_path / "out.json", shard_size=40) as writer:
+        for red in range(3):
+            writer.write(gif(red), key=f"{red}.gif")
+    members = []
+    for number in range(3):
+        path = tmp_path / f"out-{number:05d}.bin"
+        assert_readers_agree(path)
+        members.append(ORACLE["read_pack"](path)["set"])
+    assert [(member["number"], member["count"]) for member in members] == [(0, 3), (1, 3), (2, 3)]
+    assert len({member["id"] for member in members}) == 1
+    assert f"shard 2 of 3, counted from 0, of the set {members[0]['id']}\n" in run_tool(path).stdout
+
+
 def values_of(column: Column) -> st.SearchStrategy[Any]:
     if column.kind == "text":
         return st.binary(max_size=5).map(lambda raw: raw.decode("utf-8", "surrogateescape"))

@@ -922,6 +922,91 @@ def test_a_list_of_shards(tmp_path: Path) -> None:
         assert len(turned) == 30
 
 
+# ---- shards know their set
+
+
+def written_set(folder: Path, name: str, seed: int = 0, **options: Any) -> Path:
+    return write(folder / name, some_records(20, seed=seed), shard_size=9000, **options)
+
+
+@pytest.mark.parametrize("lost", [0, 1, -1])
+@pytest.mark.parametrize("listed", [False, True], ids=["pattern", "list"])
+def test_a_part_of_a_set_is_refused(tmp_path: Path, lost: int, listed: bool) -> None:
+    shards = sorted(Path(path) for path in storage.open(written_set(tmp_path, "out")).files)
+    shards.pop(lost).unlink()
+    message = rf"{len(shards)} of {len(shards) + 1} shards of a set, .*; missing are 0000{lost % (len(shards) + 1)}\."
+    with pytest.raises(FormatError, match=message):
+        storage.open(shards if listed else tmp_path / "out-*.bin")
+    for shard in shards:  # as the message says
+        storage.open(shard, check="full").close()
+
+
+def test_many_missing_shards_are_not_all_listed(tmp_path: Path) -> None:
+    write(tmp_path / "out", some_records(20), shard_size=1)
+    for shard in sorted(tmp_path.glob("*.bin"))[:-1]:
+        shard.unlink()
+    with pytest.raises(FormatError, match=r"missing are 00000, 00001, 00002, 00003, 00004, \.\.\.\. Restore"):
+        storage.open(tmp_path / "out-*.bin")
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["pattern", "list"])
+def test_shards_of_two_sets_are_refused_and_the_manifests_named(tmp_path: Path, listed: bool) -> None:
+    one, two = written_set(tmp_path, "out-a"), written_set(tmp_path, "out-b", seed=1)
+    shards = sorted(tmp_path.glob("*.bin"))
+    message = r"not the shards of one pack: .*number 00000 of .* Open .*\.json or "
+    with pytest.raises(FormatError, match=message) as caught:
+        storage.open(shards if listed else tmp_path / "out-*.bin")
+    assert str(one) in str(caught.value)
+    assert str(two) in str(caught.value)
+
+
+def test_sets_of_the_same_records_are_told_apart(tmp_path: Path) -> None:
+    written_set(tmp_path, "out-a", metadata={"made": 1})
+    written_set(tmp_path, "out-b", metadata={"made": 2})
+    with pytest.raises(FormatError, match="not the shards of one pack"):
+        storage.open(tmp_path / "out-*.bin")
+
+
+def test_a_set_with_a_shard_of_no_set_is_refused(tmp_path: Path) -> None:
+    written_set(tmp_path, "out")
+    write(tmp_path / "out-x.bin", some_records(3, seed=1))
+    with pytest.raises(FormatError, match=r"not the shards of one pack: .*number 00000 .*out-x\.bin is in no set"):
+        storage.open(tmp_path / "out-*.bin")
+
+
+def test_without_a_manifest_the_advice_is_another(tmp_path: Path) -> None:
+    written_set(tmp_path, "out-a").unlink()
+    written_set(tmp_path, "out-b", seed=1).unlink()
+    with pytest.raises(FormatError, match=r"Name the shards of one set only$"):
+        storage.open(tmp_path / "out-*.bin")
+    storage.open(tmp_path / "out-a-*.bin").close()
+
+
+def test_a_shard_named_twice_is_refused(tmp_path: Path) -> None:
+    shards = storage.open(written_set(tmp_path, "out")).files
+    with pytest.raises(FormatError, match="the same shard of its set as"):
+        storage.open([*shards, shards[0]])
+
+
+def test_a_pattern_follows_the_numbers_of_shards_whatever_they_are_called(tmp_path: Path) -> None:
+    path = written_set(tmp_path, "out")
+    with storage.open(path) as reader:
+        keys, shards = [record.key for record in reader], reader.files
+    for number, shard in enumerate(shards):
+        os.rename(shard, tmp_path / f"x-{9 - number}.bin")
+    with storage.open(tmp_path / "x-*.bin") as reader:
+        assert [record.key for record in reader] == keys
+
+
+def test_a_list_of_manifests_joins_packs(tmp_path: Path) -> None:
+    one, two = written_set(tmp_path, "out-a"), written_set(tmp_path, "out-b", seed=1)
+    single = write(tmp_path / "more.bin", some_records(3, seed=2))
+    parts = [storage.open(path) for path in (two, single, one)]
+    with storage.open([two, single, one]) as joined, pickle.loads(pickle.dumps(joined)) as again:
+        assert [r.key for r in again] == [record.key for part in parts for record in part]
+        assert joined.files == (*parts[0].files, str(single), *parts[2].files)
+
+
 @pytest.mark.parametrize("path", [[], ()])
 def test_no_shards(path: Any) -> None:
     with pytest.raises(FormatError, match="an empty list names no shards"):

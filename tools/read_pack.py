@@ -233,8 +233,8 @@ def read_pack(path):
 
     Returns:
         a dict: ``count``, ``records`` (list of bytes), ``columns`` (name to a list of values), ``classes``,
-        ``metadata``, ``content_id`` (hexadecimal), ``checksums``, ``described`` (name to dtype, shape and kind), and
-        ``parts`` (name, offset, size).
+        ``metadata``, ``set`` (of a shard of several: id, number and count; else None), ``content_id`` (hexadecimal),
+        ``checksums``, ``described`` (name to dtype, shape and kind), and ``parts`` (name, offset, size).
 
     Raises:
         PackError: the file breaks a rule.
@@ -243,7 +243,7 @@ def read_pack(path):
         data = file.read()
     check_header(data)
     count, records_end, directory_at, directory_size, content_id = read_trailer(data)
-    described, classes, metadata, sections = read_directory(data[directory_at : directory_at + directory_size])
+    described, classes, metadata, sections, member = read_directory(data[directory_at : directory_at + directory_size])
     check_sections(data, count, records_end, directory_at, described, sections)
     require(not any(data[directory_at + directory_size : -96]), "bytes other than zero between directory and trailer")
 
@@ -262,6 +262,7 @@ def read_pack(path):
         "columns": columns,
         "classes": classes,
         "metadata": metadata,
+        "set": member,
         "content_id": content_id.hex(),
         "checksums": list(index["checksum"]),
         "described": described,
@@ -332,7 +333,18 @@ def read_directory(raw):
         check_column(name, column)
     require(directory["columns"].get("key", {}).get("kind") == "text", "no column 'key' of kind 'text'")
     sections = {name: read_section(name, section) for name, section in directory["sections"].items()}
-    return directory["columns"], directory["classes"], directory["metadata"], sections
+    member = directory.get("set")
+    require("set" not in directory or is_member(member), f"the directory's 'set' is {member!r}")
+    return directory["columns"], directory["classes"], directory["metadata"], sections, member
+
+
+def is_member(member):
+    """Whether this says which shard of which set the file is."""
+    if not isinstance(member, dict):
+        return False
+    set_id, number, count = member.get("id"), member.get("number"), member.get("count")
+    good = isinstance(set_id, str) and len(set_id) == 32 and set(set_id) <= set("0123456789abcdef")
+    return good and type(number) is int and type(count) is int and 0 <= number < count < 2**64
 
 
 def check_column(name, column):
@@ -502,6 +514,8 @@ def main(arguments):
         print(f"{paths[0]}: whole. {pack['count']} records, content id {pack['content_id']}")
         for name, column in sorted(pack["described"].items()):
             print(f"column {name!a}: {column['kind']} {column['dtype']} {column['shape']}")
+        if pack["set"]:
+            print("shard {number} of {count}, counted from 0, of the set {id}".format_map(pack["set"]))
         print(f"classes: {pack['classes']!a}\nmetadata: {json.dumps(pack['metadata'])}")
         for i, (record, key) in enumerate(zip(pack["records"], pack["columns"]["key"], strict=True)):
             print(f"{i} {key!a} {len(record)} bytes")

@@ -32,14 +32,14 @@ def recognise(path: Inputs) -> str | None:
     """
     try:
         if not isinstance(path, (str, os.PathLike)):
-            return "pack" if path and all(_is_shard(os.fspath(part)) for part in path) else None
+            return "pack" if path and all(_is_part(os.fspath(part)) for part in path) else None
         name = os.fspath(path)
         if is_pattern(name):
             matches = matching_files(name)
             return "pack" if matches and all(map(_is_shard, matches)) else None
         if is_environment(name):
             return "pack" if _is_pack_in_lmdb(data_file(name)) else None
-        return "pack" if _is_shard(name) or (name.endswith(".json") and _is_manifest(name)) else None
+        return "pack" if _is_part(name) else None
     except OSError:
         return None
 
@@ -94,6 +94,11 @@ class PackSource(Source):
 
     def close(self) -> None:
         self._reader.close()
+
+
+def _is_part(path: str) -> bool:
+    """Whether this can be one of several that are opened as one."""
+    return _is_shard(path) or (path.endswith(".json") and _is_manifest(path))
 
 
 def _is_shard(path: str) -> bool:

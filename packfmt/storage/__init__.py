@@ -33,15 +33,16 @@ def open(
     """Open a pack for reading.
 
     Args:
-        path: a shard, a manifest (``out.json``), a list of shards, a glob pattern, or an LMDB environment (a folder
-            with ``data.mdb``, or such a file).
+        path: a shard, a manifest (``out.json``), a glob pattern, a list of shards and manifests, or an LMDB environment
+            (a folder with ``data.mdb``, or such a file). Shards of a set are opened as one if all of them are named,
+            and no other set's; the manifests of several sets can be listed.
         io: "mmap"; "pread", for network file systems; "auto" chooses by the file system.
         verify: check each record's checksum when it is read (True); "once", when it is first read while the pack is
             open, which spares the time afterwards but not a bit that turns in between; False, never.
         check: "quick" checks header, directory and trailer, in constant time; "full" checks every byte.
 
     Raises:
-        FormatError: not a pack, of an unknown version, truncated, or damaged.
+        FormatError: not a pack, of an unknown version, truncated, damaged, or a part of a set of shards.
         CorruptError: with ``check="full"``, the first damaged record or column.
         FileNotFoundError: the file, a shard of the manifest, or any match of the pattern is missing.
     """

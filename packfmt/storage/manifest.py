@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import xxhash
@@ -11,7 +11,7 @@ import xxhash
 from packfmt.errors import FormatError
 from packfmt.format import canonical_json
 
-__all__ = ["Manifest", "join_ids"]
+__all__ = ["Manifest", "join_ids", "make_set_id"]
 
 MANIFEST = "packfmt-manifest"
 MAX_MANIFEST = 64 << 20
@@ -69,6 +69,12 @@ class Manifest:
 def join_ids(content_ids: Sequence[str]) -> str:
     """The content id of several shards: XXH3-128 over theirs, in hexadecimal, one after the other."""
     return xxhash.xxh3_128_hexdigest("".join(content_ids).encode("ascii"))
+
+
+def make_set_id(content_ids: Sequence[str], classes: Sequence[str], metadata: Mapping[str, Any]) -> str:
+    """The id of a set of shards. By content, as everything is named: the same input gives the same bytes."""
+    body = {"classes": list(classes), "metadata": metadata, "shards": list(content_ids)}
+    return xxhash.xxh3_128_hexdigest(canonical_json(body))
 
 
 def _file_name(name: Any) -> str:

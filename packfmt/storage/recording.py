@@ -123,6 +123,11 @@ class RecordingWriter(Writer):
         return self._declared if self._table is None else self._table.columns
 
     @property
+    def facts(self) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+        """Classes and metadata, as a reader will give them."""
+        return self._classes, self._metadata
+
+    @property
     def lengths(self) -> Mapping[str, int | None]:
         """``TableSpool.lengths``, of these records and those in earlier shards."""
         return {} if self._table is None else self._table.lengths
@@ -172,16 +177,21 @@ class RecordingWriter(Writer):
         table.settle()
         plan = Layout.plan(self._records_end, layout.section_sizes(self._count, table.columns, table.values_sizes()))
         sections = {name: self._write_section(table, name, section) for name, section in plan.sections.items()}
-        raw = Directory(sections, table.columns, self._classes, self._metadata).encode()
-        self._put(plan.directory_offset, [raw])
-        self.file_size = plan.file_size(len(raw))
-        directory = Section(plan.directory_offset, len(raw), xxhash.xxh3_64_intdigest(raw))
+        directory = Directory(sections, table.columns, self._classes, self._metadata)
         identity = _identify(table)
-        trailer = Trailer(self._count, self._records_end, directory, self.file_size, identity)
-        self._put(self.file_size - layout.TRAILER.size, [trailer.encode()])
-        self._complete()
+        self._write_frame(plan, directory, identity)
         self._close_spools()
         self.content_id = identity.hex()
+
+    def _write_frame(self, plan: Layout, directory: Directory, identity: bytes) -> None:
+        """Write directory and trailer behind the sections, and bring all to the disk."""
+        raw = directory.encode()
+        self._put(plan.directory_offset, [raw])
+        self.file_size = plan.file_size(len(raw))
+        place = Section(plan.directory_offset, len(raw), xxhash.xxh3_64_intdigest(raw))
+        trailer = Trailer(self._count, self._records_end, place, self.file_size, identity)
+        self._put(self.file_size - layout.TRAILER.size, [trailer.encode()])
+        self._complete()
 
     def publish(self) -> None:
         """Give the finished pack its final name."""

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from packfmt.errors import FormatError
+from packfmt.format import Member
 from packfmt.record import Column
 from packfmt.storage.base import Writer
 from packfmt.storage.keys import KeyHashes, refuse_same_keys
-from packfmt.storage.manifest import Manifest, join_ids
+from packfmt.storage.manifest import Manifest, join_ids, make_set_id
 from packfmt.storage.publish import PendingFile
 from packfmt.storage.writing import ShardWriter
 
@@ -114,6 +115,9 @@ class ShardedWriter(Writer):
             self.path, self._keys.repeated(), (key for shard in self._shards for key in shard.written_keys())
         )
         self._keys.close()
+        set_id = make_set_id([shard.content_id for shard in self._shards], *self._shards[0].facts)
+        for number, shard in enumerate(self._shards):
+            shard.join_set(Member(set_id, number, len(self._shards)))
         rows = [(Path(shard.path).name, len(shard), shard.file_size, shard.content_id) for shard in self._shards]
         self._manifest.stream.write(Manifest(rows).encode())
         self._manifest.finish()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packfmt.errors import FormatError
-from packfmt.format import HEADER, Directory
+from packfmt.format import HEADER, Directory, Member
 from packfmt.storage.base import Indices, Reader, Verify, as_positions
 from packfmt.storage.columns import Columns, JoinedColumn
 from packfmt.storage.filebytes import IO, choose_io, open_bytes
@@ -25,6 +27,9 @@ from packfmt.storage.readplan import JoinedPlan, ReadPlan
 from packfmt.storage.shardfile import read_frame
 
 __all__ = ["Manifest", "ShardedReader"]
+
+SHARD = re.compile(r"(.+?)(?:-[0-9a-f]{8,32})?-\d{5,}\.bin", re.DOTALL)  # what packfmt calls the shards of a set
+SHOWN = 5  # missing ones named in a message
 
 
 def max_open() -> int:
@@ -41,12 +46,13 @@ class ShardedReader(Reader):
     """Several shards as one reader. Of many, only some are mapped at a time (``max_open``).
 
     Args:
-        source: a manifest, a glob pattern, or the shards, in order.
+        source: a manifest, a glob pattern, or a list of shards and manifests, in order. What a pattern or a list names
+            of a set of shards must be the whole set, and no other set; the manifests of several sets can be listed.
         io, verify, check: as ``MappedReader``.
         content_id: refuse shards of another joint content id (used when a pickled reader is opened again).
 
     Raises:
-        FormatError: no shards, a foreign or damaged one, or shards of differing columns or classes.
+        FormatError: no shards, a foreign or damaged one, a part of a set, or shards of differing columns or classes.
         FileNotFoundError: a shard, or any match of the pattern, is missing.
     """
 
@@ -63,9 +69,9 @@ class ShardedReader(Reader):
         self._source = _absolute(source)
         self.refuse_unknown(verify)
         self._verify: Verify = verify
-        paths, expected = _find_shards(source)
-        self.io = choose_io(paths[0], io)
-        directory = self._read_frames(paths, expected)
+        named = _find_shards(source)
+        self.io = choose_io(named[0].path, io)
+        paths, directory = self._read_frames(named)
         if content_id not in (None, self.content_id):
             raise FormatError(f"{self.path}: holds {self.content_id}, expected {content_id}: its shards were replaced")
         self.classes, self.metadata = directory.classes, directory.metadata
@@ -147,33 +153,34 @@ class ShardedReader(Reader):
             places = np.flatnonzero(shards == shard)
             yield shard, places, positions[places] - int(self._starts[shard])
 
-    def _read_frames(self, paths: Sequence[str], expected: Manifest | None) -> Directory:
-        """Check all shards' frames against each other and sum their sizes; the first directory."""
+    def _read_frames(self, named: Sequence[_Named]) -> tuple[list[str], Directory]:
+        """Check all shards' frames against each other and sum their sizes; the paths in order, the first directory."""
         first: Directory | None = None
-        self._ids: list[str] = []
-        counts, sizes, self._records_bytes = [0], [0], 0
-        for number, path in enumerate(paths):
-            with closing(open_bytes(path, "pread" if hasattr(os, "pread") else "mmap")) as source:
-                trailer, directory = read_frame(source, path)
-            self._ids.append(trailer.content_id.hex())
-            found = (trailer.count, trailer.file_size, self._ids[-1])
-            if expected is not None and found != expected.shards[number][1:]:
+        frames = []
+        for shard in named:
+            with closing(open_bytes(shard.path, "pread" if hasattr(os, "pread") else "mmap")) as source:
+                trailer, directory = read_frame(source, shard.path)
+            found = (trailer.count, trailer.file_size, trailer.content_id.hex())
+            if shard.stated not in (None, found):
                 raise FormatError(
-                    f"{path}: holds {found[0]} records, {found[1]} bytes, content {found[2]}; the manifest {self.path} "
-                    f"says {expected.shards[number][1:]!r:.100}: it belongs to another pack"
+                    f"{shard.path}: holds {found[0]} records, {found[1]} bytes, content {found[2]}; the manifest "
+                    f"{shard.manifest} says {shard.stated!r:.100}: it belongs to another pack"
                 )
             first = first or directory
             if (directory.columns, directory.classes) != (first.columns, first.classes):
-                raise FormatError(f"{path}: its columns or classes differ from those of {paths[0]}")
-            counts.append(trailer.count)
-            sizes.append(trailer.file_size)
-            self._records_bytes += trailer.records_end - HEADER.size
-        self._starts = np.cumsum(counts)
-        self._before = np.cumsum(sizes).astype(np.uint64)
-        self.content_id = join_ids(self._ids)
+                raise FormatError(f"{shard.path}: its columns or classes differ from those of {named[0].path}")
+            frames.append((shard, trailer, directory.member))
         if first is None:
             raise FormatError(f"{self.path}: names no shards")
-        return first
+        refuse_partial_sets(self.path, [(shard.path, member) for shard, _, member in frames if shard.stated is None])
+        if isinstance(self._source, str) and not _is_manifest(self._source):  # by name 100000 is before 99999
+            frames.sort(key=lambda frame: frame[2].number if frame[2] else 0)
+        self._ids = [trailer.content_id.hex() for _, trailer, _ in frames]
+        self._starts = np.cumsum([0, *(trailer.count for _, trailer, _ in frames)])
+        self._before = np.cumsum([0, *(trailer.file_size for _, trailer, _ in frames)]).astype(np.uint64)
+        self._records_bytes = sum(trailer.records_end - HEADER.size for _, trailer, _ in frames)
+        self.content_id = join_ids(self._ids)
+        return [shard.path for shard, _, _ in frames], first
 
 
 class _OpenShards:
@@ -243,18 +250,83 @@ def _load_column(shards: _OpenShards, starts: npt.NDArray[np.int64], ragged: set
     return joined
 
 
-def _find_shards(source: str | Sequence[str]) -> tuple[list[str], Manifest | None]:
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A shard to be opened, and what the manifest that names it says it holds: records, bytes, content id."""
+
+    path: str
+    manifest: str = ""
+    stated: tuple[int, int, str] | None = None
+
+
+def _find_shards(source: str | Sequence[str]) -> list[_Named]:
     if not isinstance(source, str):
         if not source:
             raise FormatError("an empty list names no shards; give at least one")
-        return list(source), None
-    if source.endswith(".json"):
-        manifest = Manifest.load(source)
-        return [os.fspath(Path(source).parent / name) for name, *_ in manifest.shards], manifest
+        return [shard for path in source for shard in (_of_manifest(path) if _is_manifest(path) else [_Named(path)])]
+    if _is_manifest(source):
+        return _of_manifest(source)
     matches = matching_files(source)
     if not matches:
         raise FileNotFoundError(f"{source}: no file matches the pattern")
-    return matches, None
+    return list(map(_Named, matches))
+
+
+def _is_manifest(path: str) -> bool:
+    return path.endswith(".json")
+
+
+def _of_manifest(path: str) -> list[_Named]:
+    return [
+        _Named(os.fspath(Path(path).parent / name), path, (records, size, content_id))
+        for name, records, size, content_id in Manifest.load(path).shards
+    ]
+
+
+def refuse_partial_sets(source: str, shards: Sequence[tuple[str, Member | None]]) -> None:
+    """Raise FormatError unless these shards are one whole set, or none of them was written as part of a set.
+
+    Args:
+        source: what named them, for messages.
+        shards: path, and the place in its set; None for a shard that is of no set.
+    """
+    sets: dict[tuple[str, int] | None, tuple[str, Member | None]] = {}
+    for path, member in shards:
+        sets.setdefault((member.set_id, member.count) if member else None, (path, member))
+    if len(sets) > 1:
+        (one, first), (other, second) = list(sets.values())[:2]
+        raise FormatError(
+            f"{source}: not the shards of one pack: {one} is {_described(first)}, {other} is {_described(second)}. "
+            f"{_advice([one, other])}"
+        )
+    numbered: dict[int, str] = {}
+    for path, member in shards:
+        if member is None:
+            return
+        if member.number in numbered:
+            raise FormatError(f"{path}: the same shard of its set as {numbered[member.number]}; name one of them")
+        numbered[member.number] = path
+    for path, member in shards[:1]:
+        if member is not None and len(numbered) < member.count:
+            missing = list(islice((number for number in range(member.count) if number not in numbered), SHOWN + 1))
+            shown = ", ".join([f"{number:05d}" for number in missing[:SHOWN]] + ["..."] * (len(missing) > SHOWN))
+            raise FormatError(
+                f"{source}: {len(numbered)} of {member.count} shards of a set, which {path} belongs to; missing are "
+                f"{shown}. Restore them; a shard opened alone is read without the others"
+            )
+
+
+def _described(member: Member | None) -> str:
+    return f"number {member.number:05d} of {member.count} in set {member.set_id[:8]}" if member else "in no set"
+
+
+def _advice(paths: Sequence[str]) -> str:
+    """How to open what belongs together: by the manifests that there are, or else by the shards of one set alone."""
+    bases = {SHARD.fullmatch(path) for path in paths} - {None}
+    manifests = sorted({f"{base[1]}.json" for base in bases if base and os.path.isfile(f"{base[1]}.json")})
+    if not manifests:
+        return "Name the shards of one set only"
+    return f"Open {' or '.join(manifests)}, which names those that belong together; a list of manifests joins packs"
 
 
 def _absolute(source: str | Sequence[str]) -> str | tuple[str, ...]:

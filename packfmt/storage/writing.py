@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from packfmt.storage.filebytes import open_bytes
 from packfmt.storage.keys import KeyHashes
 from packfmt.storage.publish import PendingFile, naming
 from packfmt.storage.recording import RecordingWriter
-from packfmt.storage.shardfile import ShardFile
+from packfmt.storage.shardfile import ShardFile, read_frame
 from packfmt.storage.table import TableSpool
 
 __all__ = ["ShardWriter"]
@@ -80,11 +81,32 @@ class ShardWriter(RecordingWriter):
                 table.append(table.encode(entry, {name: array[place] for name, array in values.items()}))
         self._table = table
         with naming(self.path):
-            self._file.resume(self._records_end)
-            self._out = WriteBehind(self._file.raw, self._file.written)
-            self._position = self._records_end
+            self._resume(self._records_end)
             self._finish()
         self._state = "finished"
+
+    def join_set(self, member: layout.Member) -> None:
+        """Write into a finished shard which set it belongs to, which is known once all of its shards are finished.
+
+        Raises:
+            OSError: the disk refuses. The shard cannot be published then.
+        """
+        self._require("finished")
+        self._state = "broken"
+        path = os.fspath(self._file.temporary)
+        with naming(self.path):
+            with closing(open_bytes(path, "auto")) as source:
+                trailer, directory = read_frame(source, path)
+            plan = layout.Layout(directory.sections, trailer.directory.offset)
+            self._resume(plan.directory_offset)
+            self._write_frame(plan, replace(directory, member=member), trailer.content_id)
+        self._state = "finished"
+
+    def _resume(self, position: int) -> None:
+        """Cut the finished shard off at this place, and write on there."""
+        self._file.resume(position)
+        self._out = WriteBehind(self._file.raw, self._file.written)
+        self._position = position
 
     def withdraw(self) -> None:
         """Take the published shard back, unless it replaced another."""
