@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import images
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 import packfmt
 from packfmt.errors import DecodeError
+from packfmt.images import libjpeg
 from packfmt.images.decode import Decoder
 from tools.bench.damage import KINDS, Damage, by_pillow, damaged, photos_of
 from tools.bench.photos import jpegs
@@ -104,6 +107,65 @@ def test_what_is_harmless_hides_no_damage(name: str) -> None:
     broken = HARMLESS[name](whole[:scan] + b"\xff\xc4" + whole[scan:])
     with pytest.raises(DecodeError, match="damaged JPEG"):
         packfmt.decode(broken)
+
+
+DIVIDED = [images.jpeg(restart_marker_blocks=2), images.jpeg(restart_marker_blocks=2, progressive=True)]
+divided = pytest.mark.parametrize("whole", DIVIDED, ids=["one pass", "progressive"])
+
+
+@divided
+@pytest.mark.parametrize("stray", [bytes(40), b"stray bytes"], ids=["zeros", "text"])
+def test_bytes_before_the_end_are_harmless_behind_restart_markers_too(whole: bytes, stray: bytes) -> None:
+    odd = whole[:-2] + stray + whole[-2:]
+    np.testing.assert_array_equal(packfmt.decode(odd), by_pillow(odd))
+
+
+def restarts(data: bytes) -> list[int]:
+    """Where the restart markers are."""
+    return [found.start() for found in re.finditer(rb"\xff[\xd0-\xd7]", data) if found.start() > data.find(b"\xff\xda")]
+
+
+@divided
+def test_each_lost_restart_marker_is_damage(whole: bytes) -> None:
+    places = restarts(whole)
+    assert len(places) > 3
+    assert [at for at in places if shown(packfmt.decode, whole[:at] + whole[at + 2 :]) is not None] == []
+
+
+@divided
+def test_bytes_left_over_before_a_restart_marker_are_damage(whole: bytes) -> None:
+    at = restarts(whole)[1]
+    with pytest.raises(DecodeError, match=r"damaged JPEG .*extraneous bytes before marker 0xd1"):
+        packfmt.decode(whole[:at] + b"left over bytes" + whole[at:])
+
+
+def repeated_scans(times: int) -> bytes:
+    """A flat colour JPEG of one scan for each component, whose first comes often, each followed by stray bytes that
+    libjpeg does not mind, and the last by more of them."""
+    gray = images.saved(np.full((16, 16), 128, np.uint8), "JPEG")
+    frame, scan = images.frame_at(gray), gray.index(b"\xff\xda")
+    components = b"".join(bytes([number, 0x11, 0]) for number in (1, 2, 3))
+    head = gray[:frame] + b"\xff\xc0\0\x11" + gray[frame + 4 : frame + 9] + b"\3" + components
+    scans = [b"\xff\xda\0\x08\1" + bytes([number, 0]) + b"\0\x3f\0" + gray[scan + 10 : -2] for number in (1, 2, 3)]
+    return head + gray[frame + 13 : scan] + (scans[0] + b"U" * 3) * times + b"U" * 3 + scans[1] + scans[2] + images.EOI
+
+
+def test_stray_bytes_do_not_multiply_the_work_of_many_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are is found by trying, and a file of many passes takes long to decode."""
+    calls: list[int] = []
+    real = libjpeg.decode_jpeg
+
+    def counted(data: bytes, *args: Any, **options: Any) -> np.ndarray:
+        calls.append(len(data))
+        return real(data, *args, **options)
+
+    monkeypatch.setattr(libjpeg, "decode_jpeg", counted)
+    np.testing.assert_array_equal(packfmt.decode(repeated_scans(1)), 128)
+    assert len(calls) > 1
+    calls.clear()
+    with pytest.raises(DecodeError, match=r"damaged JPEG .*extraneous bytes"):
+        packfmt.decode(repeated_scans(400))
+    assert len(calls) <= 4
 
 
 @pytest.mark.parametrize("marker", [b"\xff\xda", b"\xff\xc4"])

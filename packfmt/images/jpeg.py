@@ -21,15 +21,15 @@ _NEXT_MARKER = re.compile(rb"\xff[^\x00\xff]")
 _END = re.compile(rb"\xff\xd9")
 _IN_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # neither a stuffed byte nor a restart marker
 
-_SOS, _EOI, _APP0, _APP1, _APP14, _DRI = 0xDA, 0xD9, 0xE0, 0xE1, 0xEE, 0xDD
+_SOS, _EOI, _APP0, _APP1, _APP14 = 0xDA, 0xD9, 0xE0, 0xE1, 0xEE
 _DESCRIPTIONS = frozenset((*range(0xE0, 0xF0), 0xFE))  # application segments and comments
 _FRAMES = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)))
 _COMMON_FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended and progressive Huffman
 _PROGRESSIVE_FRAMES = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
 _BARE = frozenset((0x01, *range(0xD0, 0xD9)))  # TEM, RST0 to RST7 and SOI have no length
 # Markers of segments that say nothing here, such as tables and comments, and are stepped over.
-_PASSED = frozenset(range(0xC0, 0xFF)) - _FRAMES - _BARE - {_SOS, _EOI, _APP1, _DRI}
-_BEFORE_SCAN = _PASSED | {_APP1, _DRI}
+_PASSED = frozenset(range(0xC0, 0xFF)) - _FRAMES - _BARE - {_SOS, _EOI, _APP1}
+_BEFORE_SCAN = _PASSED | {_APP1}
 _PLAIN_FRAMES = frozenset((0xC0, 0xC1))
 _KNOWN_COMPONENTS = frozenset((1, 3, 4))
 
@@ -46,7 +46,6 @@ class JpegHeader(NamedTuple):
         junk: whether bytes lie between the segments that belong to none.
         scan: where the first scan's data begins; 0 where the file ends before.
         one_scan: whether the first scan holds all components of a frame that is not progressive.
-        restarts: whether restart markers divide the scans.
     """
 
     width: int
@@ -58,7 +57,6 @@ class JpegHeader(NamedTuple):
     junk: bool
     scan: int
     one_scan: bool
-    restarts: bool
 
     @property
     def smallest(self) -> int:
@@ -168,7 +166,7 @@ def read_jpeg(data: bytes | memoryview) -> JpegHeader:
     size = len(head)
     position = 2
     orientation = 0
-    junk = restarts = False
+    junk = False
     frame: tuple[int, int, int, int, int] | None = None
     for _ in range(_MAX_SEGMENTS):
         if position + 4 > size:
@@ -198,9 +196,7 @@ def read_jpeg(data: bytes | memoryview) -> JpegHeader:
                 orientation = read_orientation(data, position + 10, position + 2 + length)
         elif marker == _SOS:
             components = data[position + 4 : position + 5]
-            return _header(frame, orientation, junk, restarts, position + 2 + length, components)
-        elif marker == _DRI:
-            restarts = data[position + 4 : position + 6] != b"\0\0"
+            return _header(frame, orientation, junk, position + 2 + length, components)
         elif marker in _FRAMES:
             if frame is not None:
                 raise DecodeError(f"JPEG has a second frame header at byte {position}: the file is damaged")
@@ -208,14 +204,13 @@ def read_jpeg(data: bytes | memoryview) -> JpegHeader:
                 break
             frame = (marker, *_FRAME(data, position + 4))
         position += 2 + length
-    return _header(frame, orientation, junk, restarts, 0, b"")
+    return _header(frame, orientation, junk, 0, b"")
 
 
 def _header(
     frame: tuple[int, int, int, int, int] | None,
     orientation: int,
     junk: bool,
-    restarts: bool,
     scan: int,
     in_scan: bytes | memoryview,
 ) -> JpegHeader:
@@ -225,4 +220,4 @@ def _header(
     if components not in _KNOWN_COMPONENTS:
         raise DecodeError(f"JPEG header says {components} components; 1, 3 or 4 are possible")
     one_scan = bool(in_scan) and in_scan[0] == components and marker not in _PROGRESSIVE_FRAMES
-    return JpegHeader(width, height, components, precision, marker, orientation, junk, scan, one_scan, restarts)
+    return JpegHeader(width, height, components, precision, marker, orientation, junk, scan, one_scan)

@@ -40,9 +40,18 @@ _FLAT = 512  # pixels that a byte can hold: one bit for each block of 64 samples
 PLAIN_SPACES = frozenset(("YCbCr", "RGB", "Gray"))
 SPACES = {"RGB": "RGB", "L": "GRAY"}
 
-# libjpeg-turbo's warnings (jerror.h) that leave the picture whole; ``rewritten`` takes their cause out of the header.
-# All others mean damage: bad Huffman or arithmetic codes, a marker or the file's end inside of scan data, restart
-# markers out of turn, passes that contradict each other. So does every error.
+# libjpeg-turbo's warnings (jerror.h). Harmless, since the picture is whole; ``rewritten`` takes their cause out:
+#   JFIF_MAJOR, ADOBE_XFORM  a number that no standard has: libjpeg assumes what Pillow, which is libjpeg too, assumes
+#   NOT_SEQUENTIAL           spectral bounds in a scan that has none
+#   BOGUS_ICC                the colour profile, which is ignored
+#   EXTRANEOUS_DATA          bytes that belong to nothing, but where a restart marker follows: it shows that they were
+#                            left over of the picture
+# Damage, as is every error and whatever a later version warns of:
+#   HIT_MARKER, JPEG_EOF     a marker or the file's end inside of scan data
+#   HUFF_BAD_CODE, ARITH_BAD_CODE
+#   MUST_RESYNC              a restart marker out of turn
+#   BOGUS_PROGRESSION        passes that contradict each other
+#   TOO_MUCH_DATA            (of writing: never seen here)
 _HARMLESS = re.compile(
     r"unknown Adobe color transform|unknown JFIF revision|invalid SOS parameters|bad ICC marker|"
     r"(?P<count>\d+) extraneous bytes before marker 0x(?P<marker>[0-9a-f]{2})",
@@ -50,7 +59,9 @@ _HARMLESS = re.compile(
 )
 # The simple interface's own, of files that the library behind it can decode: Pillow's turn.
 _UNSUPPORTED = re.compile(r"could not determine subsampling|unsupported color conversion", re.IGNORECASE)
+_RESTARTS = range(0xD0, 0xD8)
 _MOST_PLACES = 16  # where bytes that belong to nothing may have been
+_SCAN = b"\xff\xda"
 _ZEROS = bytes(16)  # at the end of a file that was allocated and not written to its end
 
 # The two calls of the fast path, under the names that the decoder uses.
@@ -115,7 +126,7 @@ def few_scans(data: bytes | bytearray | memoryview) -> bool:
         return True
     if np.count_nonzero(np.frombuffer(data, np.uint8) == 0xDA) <= MAX_SCANS:
         return True
-    return bytes(data).count(b"\xff\xda") <= MAX_SCANS
+    return bytes(data).count(_SCAN) <= MAX_SCANS
 
 
 def read_unusual(
@@ -211,11 +222,14 @@ def _without_the_harmless(data: bytes | memoryview, header: JpegHeader, attempt:
         return attempt(plain, None)
     except ValueError as error:
         found = _HARMLESS.search(str(error))
-    if found is None or found["count"] is None or header.restarts:
-        return None  # restart markers show that such bytes were left over
-    count, marker = int(found["count"]), bytes((0xFF, int(found["marker"], 16)))
-    place = plain.find(b"\xff\xda")
-    for _ in range(_MOST_PLACES):
+    if found is None or found["count"] is None:
+        return None
+    count, code = int(found["count"]), int(found["marker"], 16)
+    if code in _RESTARTS:
+        return None
+    marker, place = bytes((0xFF, code)), plain.find(_SCAN)
+    # Each try takes as long as decoding does: all together make no more passes than the longest file may have.
+    for _ in range(min(_MOST_PLACES, MAX_SCANS // max(1, plain.count(_SCAN)))):
         place = plain.find(marker, place + 1)
         if place < count:
             break
