@@ -1,6 +1,9 @@
 """What the headers of PNG, WebP, GIF, BMP and TIFF say, read by hand from their fixed layouts.
 
 Each reader takes the whole file, touches only headers, and does an amount of work that a hostile file cannot raise.
+Pillow is not asked, since it is not so bounded (a GIF of a million empty blocks takes it 60 times as long, one of
+comments twice the file's size in memory) and takes 4 to 12 times as long for usual headers: packing looks at every
+file's.
 Sources: PNG (W3C, third edition), WebP container (RFC 9649), GIF89a, Windows BITMAPINFOHEADER, TIFF 6.0.
 """
 
