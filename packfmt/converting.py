@@ -43,6 +43,7 @@ def convert(
     kind: str | None = None,
     threads: int | None = None,
     bad: Bad = "fail",
+    decode: bool = False,
     shuffle: int | None = None,
     shard_size: int | None = None,
     backend: Literal["shard", "lmdb"] | None = None,
@@ -61,7 +62,7 @@ def convert(
         dst: ``out.bin``, ``out.lmdb``, ``out-%05d.tar`` or ``out.tar`` (WebDataset), ``out.parquet`` (Hugging Face),
             or a folder (a name without suffix, or ending in "/").
         kind: what ``src`` is; None recognises it by its content.
-        threads, bad, shard_size, backend, force, progress: as ``pack``.
+        threads, bad, decode, shard_size, backend, force, progress: as ``pack``.
         shuffle: as ``pack``. What can be read in one order only (archives, HDF5) is first copied into a temporary pack
             beside ``dst``, which costs its size on the disk and its bytes written and read once more.
         labels: a table (CSV, TSV, JSON lines) of path, label and further columns: for a folder, the images to take;
@@ -94,6 +95,7 @@ def convert(
             create=start,
             threads=threads,
             bad=bad,
+            decode=decode,
             shuffle=shuffle,
             progress=progress,
         )
@@ -209,13 +211,20 @@ def _open(src: Inputs, kind: str | None, labels: Any, classes_from: Inputs | Non
 
 
 def _copy_shuffled(
-    source: Source, target: str, *, create: Callable[..., storage.Writer], shuffle: int | None, bad: Bad, **options: Any
+    source: Source,
+    target: str,
+    *,
+    create: Callable[..., storage.Writer],
+    shuffle: int | None,
+    bad: Bad,
+    decode: bool,
+    **options: Any,
 ) -> PackReport:
     """Copy a source that can be read in one order only, by way of a temporary pack beside the target."""
     folder = tempfile.mkdtemp(prefix=".packfmt-", suffix=".tmp", dir=os.path.dirname(os.path.abspath(target)))
     try:
         pack = os.path.join(folder, "in-order.bin")
-        first = copy_records(source, pack, bad=bad, **options)
+        first = copy_records(source, pack, bad=bad, decode=decode, **options)
         with PackSource(pack) as ordered:
             if os.name == "posix":
                 shutil.rmtree(folder)  # what is open stays readable, and goes away with the process whatever happens

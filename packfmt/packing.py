@@ -17,6 +17,7 @@ from numpy.random import Philox
 from packfmt import storage
 from packfmt.describing import ClassColumn
 from packfmt.errors import ConvertError, DecodeError
+from packfmt.images.decode import decode as decode_image
 from packfmt.images.sniff import CMYK, FORMATS, sniff
 from packfmt.record import IMAGE_COLUMNS, Column, Record
 from packfmt.reports import Bad, BadImage, BadImagesError, PackReport
@@ -35,7 +36,7 @@ NOTHING = dict.fromkeys((column.name for column in IMAGE_COLUMNS), 0)
 
 
 class _Prepared(NamedTuple):
-    """One entry, loaded and sniffed. ``data`` is None for what is skipped or cannot be kept."""
+    """One entry, loaded and looked at. ``data`` is None for what is skipped or cannot be kept."""
 
     data: Buffer | None
     key: str = ""
@@ -50,6 +51,7 @@ def pack(
     *,
     threads: int | None = None,
     bad: Bad = "fail",
+    decode: bool = False,
     shuffle: int | None = None,
     shard_size: int | None = None,
     backend: Literal["shard", "lmdb"] | None = None,
@@ -66,6 +68,7 @@ def pack(
         threads: files read and sniffed at a time; None takes the number of cores, at least 2.
         bad: what to do with zero-byte, unreadable and broken images: "fail" lists all of them and writes nothing,
             "skip" leaves them out, "keep" stores the bytes that are there.
+        decode: decode every image too: what cannot be decoded is bad as well, at the price of ``verify(decode=True)``.
         shuffle: a seed; records are stored in random order. None keeps the order of paths.
         shard_size: bytes per shard; None writes one file.
         backend: "shard" or "lmdb"; None goes by the suffix of ``out``.
@@ -88,6 +91,7 @@ def pack(
         where=os.fspath(images),
         threads=threads,
         bad=bad,
+        decode=decode,
         shuffle=shuffle,
         shard_size=shard_size,
         **options,
@@ -104,6 +108,7 @@ def copy_records(
     threads: int | None = None,
     create: Callable[..., storage.Writer] = storage.create,
     bad: Bad = "fail",
+    decode: bool = False,
     shuffle: int | None = None,
     progress: Progress | None = None,
     **create_options: Any,
@@ -116,8 +121,8 @@ def copy_records(
         source: what to copy.
         out: the pack to write.
         where: the source's name for messages.
-        threads, bad, shuffle, progress: as ``pack``. ``shuffle`` needs a source of random access, and holds its handles
-            in memory.
+        threads, bad, decode, shuffle, progress: as ``pack``. ``shuffle`` needs a source of random access, and holds its
+            handles in memory.
         create: makes the writer; ``packfmt.create`` or one of packfmt.targets.
         create_options: of ``create``.
     """
@@ -134,7 +139,7 @@ def copy_records(
         create(
             out, columns=source.columns, classes=source.classes, metadata=source.metadata, **create_options
         ) as writer,
-        closing(_prepare_all(source, shuffle, threads)) as items,
+        closing(_prepare_all(source, shuffle, threads, decode)) as items,
     ):
         for item in items:
             if item.problem is not None:
@@ -220,11 +225,13 @@ def _ordered(source: Source, seed: int | None) -> Iterator[Any]:
         yield entries[position]
 
 
-def _prepare_all(source: Source, shuffle: int | None, threads: int | None) -> Generator[_Prepared, None, None]:
-    """Load and sniff in threads, a bounded number of chunks ahead; yield in order.
+def _prepare_all(
+    source: Source, shuffle: int | None, threads: int | None, decode: bool
+) -> Generator[_Prepared, None, None]:
+    """Load, sniff and perhaps decode in threads, a bounded number of chunks ahead; yield in order.
 
-    Handy ones are loaded right here, in the order they come: that takes less time than handing them over, and they are
-    still in the processor's cache when their checksums are taken.
+    Handy ones that are not decoded are loaded right here, in the order they come: that takes less time than handing
+    them over, and they are still in the processor's cache when their checksums are taken.
     """
     workers = max(2, os.cpu_count() or 2) if threads is None else threads
     if workers < 1:
@@ -235,10 +242,10 @@ def _prepare_all(source: Source, shuffle: int | None, threads: int | None) -> Ge
     pool = ThreadPoolExecutor(workers, thread_name_prefix="packfmt-read")
     try:
         for chunk in _chunks(source, _ordered(source, shuffle)):
-            if not pending and all(map(handy, chunk)):
-                yield from _prepare(source, chunk)
+            if not decode and not pending and all(map(handy, chunk)):
+                yield from _prepare(source, chunk, decode)
                 continue
-            pending.append(pool.submit(_prepare, source, chunk))
+            pending.append(pool.submit(_prepare, source, chunk, decode))
             if len(pending) > 2 * workers:
                 yield from pending.popleft().result()
         while pending:
@@ -265,11 +272,11 @@ def _is_whole(entry: Any) -> bool:
     return isinstance(entry, (Record, BadEntry))
 
 
-def _prepare(source: Source, entries: list[Any]) -> list[_Prepared]:
-    return [_prepare_one(source, entry) for entry in source.fetch(entries)]
+def _prepare(source: Source, entries: list[Any], decode: bool) -> list[_Prepared]:
+    return [_prepare_one(source, entry, decode) for entry in source.fetch(entries)]
 
 
-def _prepare_one(source: Source, entry: Any) -> _Prepared:
+def _prepare_one(source: Source, entry: Any, decode: bool) -> _Prepared:
     try:
         record = source.load(entry)
     except SkipEntry as skip:
@@ -284,7 +291,14 @@ def _prepare_one(source: Source, entry: Any) -> _Prepared:
     except DecodeError as error:
         columns = {**NOTHING, **record.columns}
         return _Prepared(record.data, record.key, columns, problem=BadImage(record.key, error.message))
-    return _Prepared(record.data, record.key, {**dict(zip(NOTHING, info, strict=True)), **record.columns})
+    problem = None
+    if decode:
+        try:
+            decode_image(record.data)
+        except DecodeError as error:
+            problem = BadImage(record.key, error.message)
+    columns = {**dict(zip(NOTHING, info, strict=True)), **record.columns}
+    return _Prepared(record.data, record.key, columns, problem=problem)
 
 
 def _bad_entry(entry: Any, key: str, reason: str) -> _Prepared:

@@ -417,6 +417,16 @@ def test_shuffling_a_stream_reports_bad_images_once(bad: Any, count: int, tmp_pa
     assert (report.records, [problem.key for problem in report.problems], report.bad) == (count, ["001.jpg"], bad)
 
 
+@pytest.mark.parametrize("bad", ["skip", "keep"])
+def test_shuffling_a_stream_decodes_when_asked(bad: Any, tmp_path: Path) -> None:
+    cut = kinds.IMAGES[1][:-20]
+    source = made("tar", tmp_path, cut)
+    assert convert(source, tmp_path / "headers.bin", shuffle=1).problems == []
+    report = convert(source, tmp_path / "out.bin", shuffle=1, bad=bad, decode=True)
+    assert [(problem.key, problem.kept) for problem in report.problems] == [("001.jpg", bad == "keep")]
+    assert report.records == (3 if bad == "keep" else 2)
+
+
 def test_shuffling_a_stream_fails_before_the_target_is_touched(tmp_path: Path) -> None:
     with pytest.raises(BadImagesError, match=r"made\.tar: 1 bad image"):
         convert(made("tar", tmp_path, kinds.BROKEN), tmp_path / "out.bin", shuffle=1)

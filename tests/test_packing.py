@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from images import cmyk_jpeg, gif, jpeg, oriented_jpeg, png
 
 from packfmt import storage
+from packfmt.cli.convert import convert as convert_command
 from packfmt.cli.packing import pack as command
 from packfmt.errors import ConvertError, DecodeError
 from packfmt.packing import copy_records, pack
@@ -194,6 +195,39 @@ def test_bad_images_are_kept_when_asked(spoiled: Path, tmp_path: Path) -> None:
     with storage.open(report.path) as reader:
         assert reader.columns["width"].tolist() == [8, 0, 0, 8]
         assert reader.columns["label"].tolist() == [0, 0, 1, 1]
+
+
+@pytest.fixture
+def stray(plant: Plant) -> Path:
+    """A good image, and one with a marker in its scan, which its header does not tell."""
+    whole = jpeg()
+    scan = whole.index(b"\xff\xda") + 40
+    return plant({"a/1.jpg": whole, "a/2.jpg": whole[:scan] + b"\xff\x30" + whole[scan:]})
+
+
+def test_images_are_decoded_when_asked(stray: Path, tmp_path: Path) -> None:
+    assert pack(stray, tmp_path / "headers.bin").problems == []
+    with pytest.raises(BadImagesError) as caught:
+        pack(stray, tmp_path / "out.bin", decode=True)
+    (problem,) = caught.value.problems
+    assert problem.key == "a/2.jpg"
+    assert "damaged JPEG" in problem.reason
+    skipped = pack(stray, tmp_path / "out.bin", decode=True, bad="skip")
+    assert list(contents(skipped.path)) == ["a/1.jpg"]
+
+
+def test_what_was_not_decoded_keeps_its_bytes_and_header_when_asked(stray: Path, tmp_path: Path) -> None:
+    report = pack(stray, tmp_path / "out.bin", decode=True, bad="keep")
+    assert [(problem.key, problem.kept) for problem in report.problems] == [("a/2.jpg", True)]
+    assert contents(report.path) == contents(pack(stray, tmp_path / "headers.bin").path)
+    assert report.content_id == pack(stray, tmp_path / "again.bin").content_id
+
+
+def test_records_that_are_handy_are_decoded_too(stray: Path, tmp_path: Path) -> None:
+    handy = pack(stray, tmp_path / "in.bin").path
+    result = CliRunner().invoke(convert_command, [handy, str(tmp_path / "out.bin"), "--decode", "--bad", "skip"])
+    assert (result.exit_code, "a/2.jpg: damaged JPEG" in result.output) == (0, True)
+    assert list(contents(tmp_path / "out.bin")) == ["a/1.jpg"]
 
 
 @pytest.mark.parametrize("bad", ["skip", "keep"])

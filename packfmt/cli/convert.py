@@ -18,7 +18,7 @@ from packfmt.sources.registry import KINDS, recognise
 
 __all__ = ["convert"]
 
-OWN = {"threads", "shuffle", "shard_size", "backend", "force"}  # options of the copy, not of the source
+OWN = {"threads", "decode", "shuffle", "shard_size", "backend", "force"}  # options of the copy, not of the source
 SHOWN = 20  # classes, columns or reasons listed
 
 

@@ -27,6 +27,7 @@ _COPY_OPTIONS = (
         help="Zero-byte, unreadable, broken images: list all and write nothing, leave them out, or store what bytes "
         "there are.",
     ),
+    click.option("--decode", is_flag=True, help="Decode every image too: what cannot be decoded is bad."),
     click.option("--shuffle", type=int, metavar="SEED", help="Store records in random order."),
     click.option("--shard-size", type=Size(), help="Split into shards of this size (512MB, 1GiB) with a manifest."),
     click.option("--backend", type=click.Choice(["shard", "lmdb"]), help="[default: lmdb for a name.lmdb, else shard]"),
