@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +20,8 @@ from packfmt.sources.inputs import Inputs, is_image_name
 from packfmt.sources.pack import PackSource
 from packfmt.sources.registry import name_of, open_source, recognise
 from packfmt.sources.relabel import JoinedSource, RelabelledSource
+from packfmt.storage.folders import temporary_folder
+from packfmt.storage.leftovers import remove_leftovers
 from packfmt.storage.publish import refuse_existing
 from packfmt.unpacking import refuse_taken
 
@@ -78,6 +78,7 @@ def convert(
     """
     target = os.fspath(dst)
     create, own = _target(target, backend, shard_size)
+    remove_leftovers(Path(target))  # of whatever kind the writer was
     if not force and not os.path.isdir(target):
         refuse_existing(Path(target))  # before hours of reading, not after
     writers: list[storage.Writer] = []
@@ -221,17 +222,14 @@ def _copy_shuffled(
     **options: Any,
 ) -> PackReport:
     """Copy a source that can be read in one order only, by way of a temporary pack beside the target."""
-    folder = tempfile.mkdtemp(prefix=".packfmt-", suffix=".tmp", dir=os.path.dirname(os.path.abspath(target)))
-    try:
-        pack = os.path.join(folder, "in-order.bin")
+    with temporary_folder(Path(target)) as folder:
+        pack = folder / "in-order.bin"
         first = copy_records(source, pack, bad=bad, decode=decode, **options)
         with PackSource(pack) as ordered:
             if os.name == "posix":
-                shutil.rmtree(folder)  # what is open stays readable, and goes away with the process whatever happens
-            options["where"] = pack
+                pack.unlink()  # what is open stays readable, and goes away with the process whatever happens
+            options["where"] = os.fspath(pack)
             done = copy_records(ordered, target, create=create, shuffle=shuffle, bad="keep", **options)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     done.bad, done.problems, done.skipped, done.notes = bad, first.problems, first.skipped, first.notes
     done.seconds += first.seconds
     return done

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-CALLS = ("open", "fsync", "link", "replace", "unlink", "close")
+CALLS = ("open", "fsync", "link", "replace", "rename", "unlink", "close")
+OF_LEFTOVERS = ("open", "mkdir", "rename", "unlink")  # closing a lock's descriptor writes nothing
+OF_FOLDERS = ("rename", "fsync")
 
 
 class FailingCalls:
@@ -76,6 +78,10 @@ def failing(calls: FailingCalls) -> Iterator[FailingCalls]:
         mock.patch("packfmt.storage.behind.os", _Module(os, {"writev": writev})),
         mock.patch("packfmt.storage.publish.os", _Module(os, {name: through(name) for name in CALLS})),
         mock.patch("packfmt.storage.publish.open", open_file, create=True),
+        mock.patch("packfmt.storage.leftovers.os", _Module(os, {name: through(name) for name in OF_LEFTOVERS})),
+        mock.patch("packfmt.storage.leftovers.open", open_file, create=True),
+        mock.patch("packfmt.storage.journal.os", _Module(os, {name: through(name) for name in OF_LEFTOVERS})),
+        mock.patch("packfmt.storage.folders.os", _Module(os, {name: through(name) for name in OF_FOLDERS})),
         mock.patch("packfmt.storage.spool.tempfile", _Module(tempfile, {"TemporaryFile": temporary})),
     ):
         yield calls

@@ -164,7 +164,7 @@ def test_a_file_system_without_locks_is_good_enough(tmp_path: Path, monkeypatch:
     def refuse(*args: Any) -> None:
         raise OSError(errno.ENOLCK, "no")
 
-    monkeypatch.setattr("packfmt.storage.publish.fcntl.flock", refuse)
+    monkeypatch.setattr("packfmt.storage.leftovers.fcntl.flock", refuse)
     leftover = PendingFile(tmp_path / "out")
     write(tmp_path / "out")
     assert leftover.temporary.exists()  # a living writer's, for all one can tell

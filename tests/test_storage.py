@@ -35,7 +35,9 @@ from packfmt import storage
 from packfmt.errors import FormatError
 from packfmt.format import Directory, Layout, Section, Trailer
 from packfmt.record import IMAGE_COLUMNS, KEY, Column, Record
+from packfmt.storage.filebytes import open_bytes
 from packfmt.storage.keys import same_keys
+from packfmt.storage.shardfile import read_frame
 from packfmt.storage.spool import ColumnSpool, Spool
 from packfmt.storage.table import TableSpool
 from packfmt.targets.folder import FolderWriter
@@ -508,13 +510,26 @@ def test_force_replaces(tmp_path: Path, options: dict[str, Any]) -> None:
         assert len(reader) == 30
 
 
-def test_replacing_a_pack_removes_the_shards_it_has_no_more(tmp_path: Path) -> None:
+def test_replacing_a_pack_removes_its_shards_and_no_others(tmp_path: Path) -> None:
     write(tmp_path / "out", some_records(30), shard_size=1000)
     (tmp_path / "out-99999.bin").write_bytes(b"not of this pack")
     path = write(tmp_path / "out", some_records(2), shard_size=100_000, force=True)
-    assert names(tmp_path) == ["out-00000.bin", "out-99999.bin", "out.json"]
     with storage.open(path) as reader:
         assert len(reader) == 2
+        assert names(tmp_path) == sorted([Path(reader.files[0]).name, "out-99999.bin", "out.json"])
+
+
+def test_new_shards_are_called_by_their_set_while_the_old_have_their_names(tmp_path: Path) -> None:
+    shards = []
+    for seed in (1, 2, 2, 2):
+        path = write(tmp_path / "out", some_records(6, seed=seed), shard_size=5000, force=True)
+        shards.append([name for name in names(tmp_path) if name != "out.json"])
+    with storage.open(path) as reader, contextlib.closing(open_bytes(reader.files[0], "mmap")) as source:
+        member = read_frame(source, reader.files[0])[1].member
+    assert member is not None
+    assert [len(found) for found in shards] == [member.count] * 4
+    called = f"out-{member.set_id[:8]}-00000.bin"
+    assert [found[0] for found in shards] == ["out-00000.bin", called, "out-00000.bin", called]
 
 
 @pytest.mark.parametrize("name", ["out", "out.bin", "out.json"])

@@ -5,17 +5,15 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import secrets
-import shutil
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from packfmt.storage.publish import SUFFIX, fsync_folder, lock, refuse_existing, temporary_name
+from packfmt.storage.leftovers import create_folder, remove, remove_leftovers, temporary_path
+from packfmt.storage.publish import fsync_folder, refuse_existing
 
-__all__ = ["PendingFolder"]
+__all__ = ["PendingFolder", "temporary_folder"]
 
-ASIDE = ".old"  # before the suffix: what is being replaced, where two names cannot be exchanged
 HERE, EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 CANNOT = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
@@ -41,8 +39,8 @@ class PendingFolder:
         self.force = force
         self._names = names
         self._refuse()
-        _remove_leftovers(path)
-        self.temporary, self._descriptor = _create_locked(path)
+        remove_leftovers(path)
+        self.temporary, self._descriptor = create_folder(path)
 
     def finish(self) -> None:
         """Write everything to the disk. Raises OSError where the disk refuses."""
@@ -59,17 +57,26 @@ class PendingFolder:
             OSError: the disk refuses.
         """
         self._refuse()
-        if not os.path.lexists(self.path):
-            # If something appears in this moment, the rename fails: a folder replaces nothing but an empty folder.
-            os.rename(self.temporary, self.path)
-        elif not _exchange(self.temporary, self.path):
-            _step_aside(self.temporary, self.path)
-        fsync_folder(self.path.parent)
+        own, replaced = os.stat(self.temporary), os.path.lexists(self.path)
+        try:
+            if not replaced:
+                # If something appears in this moment, the rename fails: a folder replaces nothing but an empty folder.
+                os.rename(self.temporary, self.path)
+            else:
+                _swap(self.temporary, self.path)
+            fsync_folder(self.path.parent)
+        except BaseException:
+            if os.path.lexists(self.path) and os.path.samestat(os.lstat(self.path), own):
+                if replaced:
+                    _swap(self.temporary, self.path)
+                else:
+                    os.rename(self.path, self.temporary)
+            raise
         self.discard()
 
     def discard(self) -> None:
         """Remove what is under the temporary name: the folder, or once published what it replaced."""
-        _remove(self.temporary)
+        remove(self.temporary)
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -80,6 +87,11 @@ class PendingFolder:
         elif self.path.is_dir():
             for name in sorted(set(os.listdir(self.path)) - set(self._names)):
                 raise FileExistsError(errno.EEXIST, f"is no pack to overwrite: it holds {name!r}", str(self.path))
+
+
+def _swap(temporary: Path, path: Path) -> None:
+    if not _exchange(temporary, path):
+        _step_aside(temporary, path)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -97,65 +109,31 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def _step_aside(temporary: Path, path: Path) -> None:
     """Swap two names one after the other. What was there gets its name back if the new one cannot have it."""
-    aside = temporary.with_name(temporary.name.removesuffix(SUFFIX) + ASIDE + SUFFIX)
-    os.rename(path, aside)
+    aside = temporary_path(path)
     try:
+        os.rename(path, aside)
         os.rename(temporary, path)
-    except OSError:
-        os.rename(aside, path)
+        os.rename(aside, temporary)
+    except BaseException:
+        if os.path.lexists(aside):
+            if not os.path.lexists(temporary):
+                os.rename(path, temporary)
+            os.rename(aside, path)
         raise
-    os.rename(aside, temporary)
 
 
-def _create_locked(path: Path) -> tuple[Path, int | None]:
-    while True:
-        temporary = path.parent / f"{temporary_name(path, secrets.token_hex(8))}{SUFFIX}"
-        try:
-            os.mkdir(temporary)
-        except FileNotFoundError:
-            raise FileNotFoundError(errno.ENOENT, "no such folder to write to", str(path.parent)) from None
-        except OSError as error:
-            raise type(error)(error.errno, f"cannot write here: {error.strerror}", str(path.parent)) from None
-        descriptor = _open_folder(temporary)
-        locked = None if descriptor is None else lock(descriptor)
-        if locked is not False and os.path.lexists(temporary):
-            return temporary, descriptor
-        if descriptor is not None:  # another writer took it for a leftover in the moment before the lock
-            os.close(descriptor)
-        _remove(temporary)
+@contextmanager
+def temporary_folder(path: Path) -> Iterator[Path]:
+    """A folder beside this target for what its writer needs meanwhile; the target's next writer removes a dead one's.
 
-
-def _remove_leftovers(path: Path) -> None:
-    """Remove the folders that killed writers of this target left behind."""
-    with suppress(OSError):  # creating the folder says it better
-        for name in os.listdir(path.parent):
-            if name.startswith(temporary_name(path, "")) and name.endswith(SUFFIX):
-                _remove_if_dead(path.parent / name)
-
-
-def _remove_if_dead(leftover: Path) -> None:
-    descriptor = _open_folder(leftover)
-    if descriptor is None:
-        return
+    Raises:
+        OSError: the parent folder is missing or read-only.
+    """
+    remove_leftovers(path)
+    folder, descriptor = create_folder(path)
     try:
-        if lock(descriptor):
-            _remove(leftover)
+        yield folder
     finally:
-        os.close(descriptor)
-
-
-def _open_folder(path: Path) -> int | None:
-    """A descriptor of a folder; None where it is none, or the system has no such descriptors."""
-    if not hasattr(os, "O_DIRECTORY"):
-        return None
-    with suppress(OSError):
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    return None
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+        remove(folder)
+        if descriptor is not None:
+            os.close(descriptor)

@@ -1,34 +1,26 @@
-"""A file appears under its final name whole or not at all.
+"""A file appears under its final name whole or not at all, and so do several that belong together.
 
-Temporary file in the target's folder, write, fsync, rename, fsync the folder. The temporary file is locked while its
-writer lives, so that the next writer of the same target can tell a dead writer's leftover from a living one's work.
-Where a pack has several files, one of them guards the others: its lock stands for theirs.
+Temporary file in the target's folder, write, fsync, rename, fsync the folder. Several files also have a journal of how
+they get their names, so that the next writer can finish or take back what a dead one had begun.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import secrets
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from io import BufferedWriter, RawIOBase
 from pathlib import Path
-from typing import IO, cast
+from typing import cast
 
-import xxhash
+from packfmt.storage.journal import Journal, stamp
+from packfmt.storage.leftovers import create_file, exclusive, remove_leftovers, temporary_path
 
-try:
-    import fcntl
-except ImportError:  # Windows: leftovers of killed writers are not told from living ones there, and stay
-    fcntl = None  # type: ignore[assignment]
-
-__all__ = ["SUFFIX", "PendingFile", "fsync_folder", "lock", "naming", "refuse_existing", "temporary_name"]
+__all__ = ["PendingFile", "PendingSet", "fsync_folder", "naming", "refuse_existing"]
 
 WRITE_BACK = 16 << 20  # bytes after which the disk is set to work, while more are being written
 BUFFER = 1 << 20  # bytes gathered before a write: one system call for many small records
-# Temporary names: PREFIX hash-of-name - random SUFFIX; of a guarded file, GUARDED and the guard's before the SUFFIX.
-PREFIX, GUARDED, SUFFIX = ".packfmt-", "-of-", ".tmp"
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # file systems without hard links
 
 
@@ -55,27 +47,24 @@ class PendingFile:
     Args:
         path: the final name. Its folder must exist.
         force: replace an existing file when publishing; otherwise it is refused now and again then.
-        guard: another pending file of the same pack, whose lock stands for this one's too: this one holds no
-            descriptor once it is finished.
+        guard: the set that this file is one of, whose lock stands for this one's too: this one holds no descriptor once
+            it is finished.
 
     Raises:
         FileExistsError: the target exists and ``force`` is off.
         OSError: the folder is missing or read-only.
     """
 
-    def __init__(self, path: Path, *, force: bool = False, guard: PendingFile | None = None) -> None:
+    def __init__(self, path: Path, *, force: bool = False, guard: PendingSet | None = None) -> None:
         self.path = path
         self.force = force
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "is a folder; name a file to write", str(path))
-        if guard is None:  # a guard's leftovers and those of the files it guards go together
-            _remove_leftovers(path)
+        if guard is None:  # a set's leftovers go together
+            remove_leftovers(path)
         if not force:
             refuse_existing(path)
-        self.temporary: Path
-        own = guard.temporary.name.removeprefix(PREFIX).removesuffix(SUFFIX) if guard else ""
-        self.temporary, descriptor = _create_locked(path, GUARDED + own if guard else "")
-        self.stream: IO[bytes] = open(descriptor, "wb", buffering=BUFFER)  # noqa: SIM115 (closed by publish or discard)
+        self.temporary, self.stream = create_file(path, guard.journal if guard else None, buffering=BUFFER)
         self._guarded = guard is not None
         self._asked = 0
         self._finished = False
@@ -106,7 +95,7 @@ class PendingFile:
 
     def resume(self, position: int) -> None:
         """Cut a finished file that is guarded off at this place, and write on there."""
-        self.stream = open(self.temporary, "r+b", buffering=BUFFER)  # noqa: SIM115 (closed by publish or discard)
+        self.stream = open(self.temporary, "r+b", buffering=BUFFER)  # noqa: SIM115 (closed by finish or discard)
         self.stream.truncate(position)
         self.stream.seek(position)
         self._asked, self._finished = position, False
@@ -120,7 +109,7 @@ class PendingFile:
         """
         self.finish()
         try:
-            self._rename()
+            self.take_name(replace=self.force)
             self.stream.close()
             fsync_folder(self.path.parent)
         except BaseException:
@@ -141,12 +130,15 @@ class PendingFile:
         with suppress(FileNotFoundError):
             os.unlink(self.temporary)
 
-    def _rename(self) -> None:
-        """A hard link is the one portable call that refuses an existing target atomically."""
+    def take_name(self, *, replace: bool) -> None:
+        """Give the finished file its final name, which is not durable yet.
+
+        A hard link is the one portable call that refuses an existing target atomically.
+        """
         try:
             os.link(self.temporary, self.path)
         except FileExistsError:
-            if not self.force:
+            if not replace:
                 refuse_existing(self.path)
                 raise
             os.replace(self.temporary, self.path)
@@ -154,13 +146,100 @@ class PendingFile:
             if error.errno not in NO_LINKS:
                 raise
             exists = os.path.lexists(self.path)  # a small window is left between this and the rename
-            if exists and not self.force:
+            if exists and not replace:
                 refuse_existing(self.path)
             os.replace(self.temporary, self.path)
             self._withdrawable = not exists
         else:
             self._withdrawable = True
             os.unlink(self.temporary)
+
+
+class PendingSet:
+    """Files of one folder that get their final names together. They are made with this as their ``guard``.
+
+    Args:
+        path: the name that stands for all of them: what the next writer of the same files is given too.
+
+    Attributes:
+        journal: a temporary file, locked while this lives. Empty until ``publish``.
+
+    Raises:
+        OSError: the folder is missing or read-only, or what a dead writer had begun cannot be settled.
+    """
+
+    def __init__(self, path: Path) -> None:
+        remove_leftovers(path)
+        self._path = path
+        self.journal, self._file = create_file(path)
+        self._needed = False  # the journal: what it says is not all done
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """To be held while names are looked up that ``publish`` will give or take away, and by it."""
+        return exclusive(self._path.parent)
+
+    def publish(self, files: Sequence[PendingFile], *, replaced: Iterable[Path] = (), aside: bool = False) -> None:
+        """Give finished files their names; durable when this returns.
+
+        The last one's name decides: before, an error or the next writer takes all back; after, all old ones go.
+
+        Args:
+            files: only the last may replace a file, if it is to.
+            replaced: files that go, those that are there.
+            aside: they have to make room before. There is a moment then in which neither the old nor the new set is
+                whole, and the last file's name is free.
+
+        Raises:
+            FileExistsError: a name is taken.
+            OSError: the disk refuses. Unless the last file had replaced another, nothing has changed then.
+        """
+        folder = self._path.parent
+        for file in files:
+            file.finish()
+        names = {file.path.name for file in files}
+        there = [(path, found) for path in replaced if (found := stamp(path))]
+        new = [(file.path.name, found) for file in files if (found := stamp(file.temporary))]
+        old = [(path.name, found) for path, found in there if not aside and path.name not in names]
+        moved = [(path.name, temporary_path(path, self.journal).name) for path, _ in there if aside]
+        journal = Journal(tuple(new), tuple(old), tuple(moved))
+        begun = False
+        try:
+            self._write(journal)
+            for name, temporary in moved:
+                os.rename(folder / name, folder / temporary)
+            for file in files[:-1]:
+                file.take_name(replace=False)
+            fsync_folder(folder)
+            files[-1].take_name(replace=files[-1].force and not aside)
+            fsync_folder(folder)
+            begun = bool(there)  # to remove what nobody could bring back
+            journal.settle(folder)
+            os.unlink(self.journal)
+        except BaseException:
+            if not begun:
+                files[-1].withdraw()
+            if not journal.decided(folder):
+                journal.settle(folder)
+                self._needed = False
+            raise
+        self._needed = False
+        self._file.close()
+
+    def discard(self) -> None:
+        """Remove the journal, unless the next writer needs it. Allowed at any time."""
+        with suppress(OSError):
+            self._file.close()
+        if not self._needed:
+            with suppress(FileNotFoundError):
+                os.unlink(self.journal)
+
+    def _write(self, journal: Journal) -> None:
+        with naming(self._path):
+            self._file.write(journal.encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._needed = True
+        fsync_folder(self._path.parent)
 
 
 def fsync_folder(folder: Path) -> None:
@@ -175,71 +254,3 @@ def fsync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def temporary_name(path: Path, token: str) -> str:
-    """A temporary name for this target, without ``SUFFIX``; all of them begin as the one with an empty token."""
-    return f"{PREFIX}{xxhash.xxh3_64_hexdigest(os.fsencode(path.name))}-{token}"
-
-
-def _create_locked(path: Path, guard: str) -> tuple[Path, int]:
-    while True:
-        temporary = path.parent / f"{temporary_name(path, secrets.token_hex(8))}{guard}{SUFFIX}"
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-        try:
-            descriptor = os.open(temporary, flags | getattr(os, "O_CLOEXEC", 0), 0o666)
-        except FileNotFoundError:
-            raise FileNotFoundError(errno.ENOENT, "no such folder to write to", str(path.parent)) from None
-        except OSError as error:
-            raise type(error)(error.errno, f"cannot write here: {error.strerror}", str(path.parent)) from None
-        locked = lock(descriptor)
-        if locked is None or (locked and os.path.lexists(temporary)):
-            return temporary, descriptor
-        os.close(descriptor)  # another writer took it for a leftover in the moment before the lock
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Remove what killed writers of this target, or of a pack that it guards, left behind."""
-    own = temporary_name(path, "")
-    guarded = GUARDED + own.removeprefix(PREFIX)
-    try:
-        with os.scandir(path.parent) as entries:
-            names = [entry.name for entry in entries if entry.name.startswith(PREFIX) and entry.name.endswith(SUFFIX)]
-    except OSError:  # creating the file says it better
-        return
-    for name in names:
-        if name.startswith(own) or guarded in name:
-            _remove_if_dead(path.parent, name)
-
-
-def _remove_if_dead(folder: Path, name: str) -> None:
-    """Remove a leftover while its lock and its guard's are held, so that no writer takes it up meanwhile."""
-    _, _, guard = name.removesuffix(SUFFIX).partition(GUARDED)
-    with ExitStack() as held:
-        for file in [name, PREFIX + guard + SUFFIX] if guard else [name]:
-            try:
-                descriptor = os.open(folder / file, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
-            except FileNotFoundError:
-                continue
-            except OSError:  # not ours
-                return
-            held.callback(os.close, descriptor)
-            if not lock(descriptor):
-                return
-        with suppress(OSError):  # gone meanwhile, or not ours
-            os.unlink(folder / name)
-
-
-def lock(descriptor: int) -> bool | None:
-    """Take the writer's lock: True, False where another holds it, None where the system has no such locks."""
-    if fcntl is None:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from packfmt.record import Column
 from packfmt.storage.base import Writer
 from packfmt.storage.keys import KeyHashes, refuse_same_keys
 from packfmt.storage.manifest import Manifest, join_ids, make_set_id
-from packfmt.storage.publish import PendingFile
+from packfmt.storage.publish import PendingFile, PendingSet
 from packfmt.storage.writing import ShardWriter
 
 __all__ = ["ShardedWriter"]
@@ -25,14 +25,14 @@ class ShardedWriter(Writer):
     """Writes ``out-00000.bin``, ``out-00001.bin``, ... and last the manifest ``out.json``.
 
     Finished shards wait under temporary names until all are, so that a killed writer leaves nothing that looks like a
-    pack. Memory and open files do not grow with the number of shards.
+    pack. Memory and open files do not grow with the number of shards. Where such names are taken by the pack that is
+    being replaced, the new shards are called by the set's id too, ``out-1a2b3c4d-00000.bin``: both packs are whole side
+    by side, the manifest's change is the one from the old pack to the new, and the old shards go after it.
 
     Args:
         path: the manifest's name, ``out.json`` (``out.bin`` and ``out`` mean the same).
         shard_size: a shard takes records until it holds at least one and the next would pass this many bytes.
-        columns, classes, metadata, force: as ``ShardWriter``. Replacing a pack also removes those of its shards that
-            the new one has no more. Several files cannot be replaced at once: a reader that opens the pack in the
-            moment between shards and manifest, or after a crash there, is told that they do not belong together.
+        columns, classes, metadata, force: as ``ShardWriter``. Replacing a pack also removes its shards.
     """
 
     def __init__(
@@ -53,15 +53,18 @@ class ShardedWriter(Writer):
         self._shard_size = shard_size
         self._options: dict[str, Any] = {"columns": columns, "classes": classes, "metadata": metadata, "force": force}
         self._shards: list[ShardWriter] = []
-        self._keys = KeyHashes(base.parent)
-        self._manifest = PendingFile(Path(self.path), force=force)
-        try:
-            self._start_shard()
-        except BaseException:
-            self._manifest.discard()
-            raise
+        self._force = force
         self._closed = False
-        self.content_id = ""
+        self.content_id = self._set_id = ""
+        with ExitStack() as undo:
+            self._keys = KeyHashes(base.parent)
+            undo.callback(self._keys.close)
+            self._set = PendingSet(Path(self.path))
+            undo.callback(self._set.discard)
+            self._manifest = PendingFile(Path(self.path), force=force, guard=self._set)
+            undo.callback(self._manifest.discard)
+            self._start_shard()
+            undo.pop_all()
 
     def __len__(self) -> int:
         return sum(len(shard) for shard in self._shards)
@@ -83,24 +86,24 @@ class ShardedWriter(Writer):
             return
         try:
             self._finish()
-            replaced = self._replaced_shards()
-            for shard in self._shards:
-                shard.publish()
-            self._manifest.publish()
+            with self._set.exclusive():
+                replaced = self._replaced_shards()
+                self._name_shards()
+                rows = [(Path(each.path).name, len(each), each.file_size, each.content_id) for each in self._shards]
+                self._manifest.stream.write(Manifest(rows).encode())
+                self._set.publish([*(shard.file for shard in self._shards), self._manifest], replaced=replaced)
         except BaseException:
-            self._take_back()
+            self.discard()
             raise
         self._closed = True
         self.content_id = join_ids([shard.content_id for shard in self._shards])
-        for path in replaced - {Path(shard.path) for shard in self._shards}:
-            with suppress(FileNotFoundError):
-                path.unlink()
 
     def discard(self) -> None:
         if not self._closed:
             for shard in self._shards:
                 shard.discard()
             self._manifest.discard()
+            self._set.discard()
             self._keys.close()
 
     def _finish(self) -> None:
@@ -115,29 +118,34 @@ class ShardedWriter(Writer):
             self.path, self._keys.repeated(), (key for shard in self._shards for key in shard.written_keys())
         )
         self._keys.close()
-        set_id = make_set_id([shard.content_id for shard in self._shards], *self._shards[0].facts)
+        self._set_id = make_set_id([shard.content_id for shard in self._shards], *self._shards[0].facts)
         for number, shard in enumerate(self._shards):
-            shard.join_set(Member(set_id, number, len(self._shards)))
-        rows = [(Path(shard.path).name, len(shard), shard.file_size, shard.content_id) for shard in self._shards]
-        self._manifest.stream.write(Manifest(rows).encode())
-        self._manifest.finish()
+            shard.join_set(Member(self._set_id, number, len(self._shards)))
 
-    def _take_back(self) -> None:
-        for shard in self._shards:
-            shard.withdraw()
-        self.discard()
+    def _name_shards(self) -> None:
+        """Where a pack may be replaced, find names that are free: by content, as the same input gives the same."""
+        if not self._force:
+            return
+        for digits in (0, 8, 16, 32):
+            for number, shard in enumerate(self._shards):
+                shard.rename(self._shard_name(number, self._set_id[:digits]))
+            if not any(os.path.lexists(shard.path) for shard in self._shards):
+                return
 
-    def _replaced_shards(self) -> set[Path]:
+    def _replaced_shards(self) -> list[Path]:
         """The shards of the pack that is about to be replaced; none where there is none, or it cannot be read."""
         try:
             manifest = Manifest.load(self.path)
         except (FormatError, OSError):
-            return set()
-        ours = re.compile(re.escape(self._base.name) + r"-\d{5,}\.bin")
-        return {self._base.with_name(name) for name, *_ in manifest.shards if ours.fullmatch(name)}
+            return []
+        ours = re.compile(re.escape(self._base.name) + r"(-[0-9a-f]{8,32})?-\d{5,}\.bin")
+        return [self._base.with_name(name) for name, *_ in manifest.shards if ours.fullmatch(name)]
+
+    def _shard_name(self, number: int, of: str = "") -> str:
+        return f"{self._base}-{of}{'-' * bool(of)}{number:05d}.bin"
 
     def _start_shard(self, **going_on: Any) -> ShardWriter:
         options = {**self._options, **going_on}
-        path = f"{self._base}-{len(self._shards):05d}.bin"
-        self._shards.append(ShardWriter(path, guard=self._manifest, keys=self._keys, **options))
+        path = self._shard_name(len(self._shards))
+        self._shards.append(ShardWriter(path, guard=self._set, keys=self._keys, **options))
         return self._shards[-1]

@@ -16,7 +16,7 @@ from packfmt.storage.base import Buffer
 from packfmt.storage.behind import WriteBehind
 from packfmt.storage.filebytes import open_bytes
 from packfmt.storage.keys import KeyHashes
-from packfmt.storage.publish import PendingFile, naming
+from packfmt.storage.publish import PendingFile, PendingSet, naming
 from packfmt.storage.recording import RecordingWriter
 from packfmt.storage.shardfile import ShardFile, read_frame
 from packfmt.storage.table import TableSpool
@@ -27,13 +27,16 @@ __all__ = ["ShardWriter"]
 class ShardWriter(RecordingWriter):
     """Writes records back to back, then index, columns, directory and trailer; publishes on ``close``.
 
+    Attributes:
+        file: what is published; by the guard, where there is one.
+
     Args:
         path: the shard's final name.
         columns: columns whose type is not to be inferred from the records.
         classes: class names that the column ``label`` counts.
         metadata: JSON-able facts to keep.
         force: replace an existing file.
-        guard: of a pack of several shards, the pending manifest; see ``PendingFile``.
+        guard: of a pack of several shards, what names them; see ``PendingFile``.
         keys, lengths: as ``RecordingWriter``.
 
     Raises:
@@ -49,14 +52,18 @@ class ShardWriter(RecordingWriter):
         classes: Sequence[str] = (),
         metadata: Mapping[str, Any] | None = None,
         force: bool = False,
-        guard: PendingFile | None = None,
+        guard: PendingSet | None = None,
         keys: KeyHashes | None = None,
         lengths: Mapping[str, int | None] | None = None,
     ) -> None:
         super().__init__(path, columns=columns, classes=classes, metadata=metadata, keys=keys, lengths=lengths)
-        self._file = PendingFile(Path(self.path), force=force, guard=guard)
-        self._out = WriteBehind(self._file.raw, self._file.written)
-        self._position = self._out.write(layout.encode_header())
+        self.file = PendingFile(Path(self.path), force=force, guard=guard)
+        try:
+            self._out = WriteBehind(self.file.raw, self.file.written)
+            self._position = self._out.write(layout.encode_header())
+        except BaseException:
+            self.file.discard()
+            raise
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -74,7 +81,7 @@ class ShardWriter(RecordingWriter):
         self._require("finished")
         self._state = "broken"
         table = TableSpool(columns, self._folder)
-        path = os.fspath(self._file.temporary)
+        path = os.fspath(self.file.temporary)
         with naming(self.path), closing(ShardFile(path, open_bytes(path, "auto"))) as file:
             values = {column.name: file.column(column.name) for column in columns}
             for place, entry in enumerate(zip(*(file.index(name) for name in layout.INDEX), strict=True)):
@@ -93,7 +100,7 @@ class ShardWriter(RecordingWriter):
         """
         self._require("finished")
         self._state = "broken"
-        path = os.fspath(self._file.temporary)
+        path = os.fspath(self.file.temporary)
         with naming(self.path):
             with closing(open_bytes(path, "auto")) as source:
                 trailer, directory = read_frame(source, path)
@@ -104,28 +111,28 @@ class ShardWriter(RecordingWriter):
 
     def _resume(self, position: int) -> None:
         """Cut the finished shard off at this place, and write on there."""
-        self._file.resume(position)
-        self._out = WriteBehind(self._file.raw, self._file.written)
+        self.file.resume(position)
+        self._out = WriteBehind(self.file.raw, self.file.written)
         self._position = position
 
-    def withdraw(self) -> None:
-        """Take the published shard back, unless it replaced another."""
-        self._file.withdraw()
+    def rename(self, path: str) -> None:
+        """Choose another final name."""
+        self.path, self.file.path = path, Path(path)
 
     def written_keys(self) -> Iterator[bytes]:
         if len(self) and self.content_id:
-            path = os.fspath(self._file.temporary)
+            path = os.fspath(self.file.temporary)
             with closing(ShardFile(path, open_bytes(path, "auto"))) as file:
                 yield from file.keys()
         else:
             yield from super().written_keys()
 
     def _publish(self) -> None:
-        self._file.publish()
+        self.file.publish()
 
     def _discard(self) -> None:
         self._out.close()
-        self._file.discard()
+        self.file.discard()
 
     def _store(self, data: Buffer) -> None:
         self._position += self._out.write(data)
@@ -137,4 +144,4 @@ class ShardWriter(RecordingWriter):
     def _complete(self) -> None:
         self._out.flush()
         self._out.close()
-        self._file.finish()
+        self.file.finish()

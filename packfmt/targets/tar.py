@@ -8,7 +8,7 @@ import os
 import re
 import tarfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from packfmt.record import Column
 from packfmt.sources.facts import TAR_MEMBER, Facts, to_json
 from packfmt.sources.webdataset.parts import facts_parts
 from packfmt.storage.base import Buffer
-from packfmt.storage.publish import PendingFile, naming, refuse_existing
+from packfmt.storage.publish import PendingFile, PendingSet, naming, refuse_existing
 from packfmt.targets.base import Target
 from packfmt.unpacking import is_safe_key
 
@@ -38,7 +38,8 @@ class TarWriter(Target):
         shard_size: bytes of images per shard; None takes 1 GiB where the name has a number.
         columns: of the records.
         classes, metadata: kept in ``__packfmt__``.
-        force: replace existing files, those of further shards included.
+        force: replace existing files, those of further shards included. Nothing tells tars of two sets apart, so the
+            old ones go before the new ones have their names, and come back if those do not.
 
     Raises:
         FileExistsError: a shard exists and ``force`` is off.
@@ -70,7 +71,12 @@ class TarWriter(Target):
         self._pending: list[PendingFile] = []
         self._stem = ""
         self._parts: dict[str, bytes] = {}
-        self._start_shard()
+        self._set = PendingSet(Path(self.path)) if self._several else None
+        try:
+            self._start_shard()
+        except BaseException:
+            self.discard()
+            raise
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -103,24 +109,30 @@ class TarWriter(Target):
         try:
             with naming(self._pending[-1].path):
                 self._tar.close()
-            for file in self._pending:
-                file.finish()
-            further = self._further_shards()
-            if further and not self._force:
-                refuse_existing(further[0])
-            for file in self._pending:
-                file.publish()
+            if self._set is None:
+                self._pending[0].publish()
+            else:
+                self._publish(self._set)
         except BaseException:
             self.discard()
             raise
-        for path in further:  # of the set that was replaced; they would pass for shards of this one
-            with suppress(FileNotFoundError):
-                path.unlink()
 
     def discard(self) -> None:
         for file in self._pending:
-            file.withdraw()
             file.discard()
+        if self._set is not None:
+            self._set.discard()
+
+    def _publish(self, pending: PendingSet) -> None:
+        """Name the shards, the first one last: nobody takes a set without it for a whole one."""
+        first, *others = self._pending
+        for file in self._pending:
+            file.finish()
+        with pending.exclusive():
+            there = self._shards_there()
+            if there and not self._force:
+                refuse_existing(there[0])
+            pending.publish([*others, first], replaced=there, aside=True)
 
     def _check_key(self, key: str) -> str:
         """The key without its suffix.
@@ -149,20 +161,18 @@ class TarWriter(Target):
             parts[".json"] = json.dumps(rest, sort_keys=True).encode("ascii")
         return parts
 
-    def _further_shards(self) -> list[Path]:
-        """Shards of the same name that follow the last one and are not ours."""
-        found: list[Path] = []
-        while self._several and os.path.lexists(path := self._shard(len(self._pending) + len(found))):
-            found.append(Path(path))
-        return found
+    def _shards_there(self) -> list[Path]:
+        """Shards that have these names, and those that follow them; they would pass for some of this set."""
+        found = [Path(path) for number in range(len(self._pending)) if os.path.lexists(path := self._shard(number))]
+        further = takewhile(os.path.lexists, map(self._shard, count(len(self._pending))))
+        return [*found, *map(Path, further)]
 
     def _shard(self, number: int) -> str:
         return os.path.join(self._parent, self._name % number)
 
     def _start_shard(self) -> None:
         name = self._shard(len(self._pending)) if self._several else self.path
-        guard = self._pending[0] if self._pending else None
-        self._pending.append(PendingFile(Path(name), force=self._force, guard=guard))
+        self._pending.append(PendingFile(Path(name), force=self._force, guard=self._set))
         # PAX names hold any bytes and any length.
         self._tar = tarfile.open(  # noqa: SIM115 (closed by close)
             fileobj=self._pending[-1].stream, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8"
