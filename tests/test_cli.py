@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,8 @@ Run = Callable[..., Done]
 
 
 @pytest.fixture
-def run(capfdbinary: pytest.CaptureFixture[bytes]) -> Iterator[Run]:
+def run(capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
     """A function that runs the command line in this process."""
-    before = signal.getsignal(signal.SIGTERM)
 
     def call(*arguments: object) -> Done:
         with pytest.raises(SystemExit) as stop:
@@ -48,8 +47,7 @@ def run(capfdbinary: pytest.CaptureFixture[bytes]) -> Iterator[Run]:
         assert isinstance(stop.value.code, int)
         return Done(stop.value.code, out, err.decode())
 
-    yield call
-    signal.signal(signal.SIGTERM, before)
+    return call
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from images import jpeg
@@ -91,8 +92,19 @@ def open_descriptors() -> int:
 
 
 def shared_names() -> set[str]:
-    """Names in shared memory; none where the system has no place to look at them."""
-    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    """Names of shared memory that this process and its children have mapped; none where the system does not tell.
+
+    Not those in /dev/shm: other processes' come and go there.
+    """
+    found: set[str] = set()
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        try:
+            maps = Path(f"/proc/{process.pid}/maps").read_text("utf-8", "surrogateescape").splitlines()
+        except (FileNotFoundError, ProcessLookupError):  # not Linux, or a child that has just ended
+            continue
+        paths = [line.split(maxsplit=5)[5] for line in maps if "/dev/shm/" in line]
+        found |= {path for path in paths if not path.endswith(" (deleted)")}  # what has no name any more
+    return found
 
 
 # Transforms

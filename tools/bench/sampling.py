@@ -52,7 +52,8 @@ def in_new_process(records: int, batch_size: int, part: float) -> dict[str, floa
     """``start`` in a process of its own."""
     command = [
         sys.executable,
-        __file__,
+        "-m",
+        "tools.bench.sampling",
         "--records",
         str(records),
         "--batch-size",
@@ -60,7 +61,7 @@ def in_new_process(records: int, batch_size: int, part: float) -> dict[str, floa
         "--start",
         str(part),
     ]
-    result: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    result: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     return result
 
 
