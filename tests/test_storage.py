@@ -1034,9 +1034,7 @@ def test_a_pattern_that_matches_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["[1]", "a*", "?", "{a,b}", "x-%05d", "a b{0}.x-0%d"])
-def test_folders_whose_names_look_like_patterns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_folders_whose_names_look_like_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     folder = tmp_path / name
     folder.mkdir()
     records = some_records(9)
