@@ -1,6 +1,6 @@
 """What each process of ``test_accelerate`` runs: loaders that Accelerate prepares, and which samples they give.
 
-    python -m torch.distributed.run --nproc-per-node 2 tests/accelerate_program.py OUT PACK
+python -m torch.distributed.run --nproc-per-node 2 tests/accelerate_program.py OUT PACK
 """
 
 from __future__ import annotations

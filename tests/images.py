@@ -120,7 +120,7 @@ def rare_subsampling_jpeg() -> bytes:
     frame = bytes([1, 0x22, 0, 2, 0x21, 1, 3, 0x11, 1])
     scan = data.index(b"\xff\xda") + 14
     # One brightness step, then empty blocks: 4 of Y, 2 of Cb, 1 of Cr, in the standard Huffman codes.
-    bits = "010" "1" "1010" + "001010" * 3 + "0000" * 3 + "11"
+    bits = "01011010" + "001010" * 3 + "0000" * 3 + "11"
     return data[:place] + frame + data[place + 9 : scan] + int(bits, 2).to_bytes(5, "big") + EOI
 
 

@@ -72,9 +72,7 @@ def test_a_system_without_gathered_writes(out: Any, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("ahead", "portions"), [(1000, 10**6), (10**6, 10)])
-def test_no_more_waits_than_is_allowed(
-    out: Any, monkeypatch: pytest.MonkeyPatch, ahead: int, portions: int
-) -> None:
+def test_no_more_waits_than_is_allowed(out: Any, monkeypatch: pytest.MonkeyPatch, ahead: int, portions: int) -> None:
     monkeypatch.setattr(behind, "PORTION", 100)
     monkeypatch.setattr(behind, "AHEAD", ahead)
     monkeypatch.setattr(behind, "PORTIONS", portions)

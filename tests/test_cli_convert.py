@@ -360,7 +360,9 @@ def pickles_in_parquet(folder: Path, canary: Path) -> Path:
 def entities_in_voc(folder: Path, canary: Path) -> Path:
     refuse_reading(canary)
     path = kinds.voc(folder)
-    text = f'<!DOCTYPE a [<!ENTITY e SYSTEM "file://{canary}">]><annotation><object><name>&e;</name></object></annotation>'
+    text = (
+        f'<!DOCTYPE a [<!ENTITY e SYSTEM "file://{canary}">]><annotation><object><name>&e;</name></object></annotation>'
+    )
     (path / "Annotations" / "0.xml").write_text(text)
     return path
 

@@ -44,9 +44,7 @@ def content(path: Path) -> list[tuple[str, bytes, dict[str, Any]]]:
     with packfmt.open(path, check="full") as reader:
         names = [name for name in reader.columns if name not in ("key", "width", "height", "channels")]
         names = [name for name in names if name not in ("format", "orientation", "flags")]
-        return [
-            (r.key, bytes(r.data), {name: np.asarray(r.columns[name]).tolist() for name in names}) for r in reader
-        ]
+        return [(r.key, bytes(r.data), {name: np.asarray(r.columns[name]).tolist() for name in names}) for r in reader]
 
 
 def made(name: str, folder: Path, *bad: bytes) -> Path:
@@ -446,8 +444,20 @@ def test_a_shuffle_that_is_interrupted_leaves_nothing(stop: int, tmp_path: Path)
 @pytest.mark.parametrize(
     "name",
     [
-        "out.tar.gz", "out.tgz", "out.zip", "out.h5", "out.tfrecord", "out.tfrecords", "out.csv",
-        "out.npz", "out.jpg", "out.webp", "OUT.HDF5", "OUT.TAR", "out.Parquet", "OUT.LMDB",
+        "out.tar.gz",
+        "out.tgz",
+        "out.zip",
+        "out.h5",
+        "out.tfrecord",
+        "out.tfrecords",
+        "out.csv",
+        "out.npz",
+        "out.jpg",
+        "out.webp",
+        "OUT.HDF5",
+        "OUT.TAR",
+        "out.Parquet",
+        "OUT.LMDB",
     ],
 )
 def test_a_target_of_a_format_that_is_not_written_is_refused(name: str, tmp_path: Path) -> None:

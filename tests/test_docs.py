@@ -6,6 +6,7 @@ other languages (``text``, ``json``) are shown only.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,10 +25,19 @@ from packfmt.images.encode import encode_jpeg
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUN = ["README.md", "docs/guide.md", "docs/converting.md"]
+FRAMEWORKS = ROOT / "docs" / "frameworks.md"  # whose sections are run one by one, where what they import is installed
 
 # Lines of sh blocks that start with one of these are not run: they install things, need several processes, or are run
 # by another test.
-NOT_RUN = ("sh tools/install.sh", "pip install", "git clone", "torchrun", "python -m tools.bench", "python examples/")
+NOT_RUN = (
+    "sh tools/install.sh",
+    "pip install",
+    "pip wheel",
+    "git clone",
+    "torchrun",
+    "python -m tools.bench",
+    "python examples/",
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,25 @@ def headings(path: Path) -> set[str]:
     text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def imported(blocks: list[Block]) -> set[str]:
+    """The packages that Python blocks import."""
+    nodes = [node for block in blocks if block.language == "python" for node in ast.walk(ast.parse(block.text))]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {name.partition(".")[0] for name in names}
+
+
+def sections(path: Path) -> dict[str, list[Block]]:
+    """Heading to the blocks below it; "" to those above the first."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    titles = [(number, line[3:]) for number, line in enumerate(lines, 1) if line.startswith("## ")]
+    found: dict[str, list[Block]] = {}
+    for block in blocks(path):
+        title = next((title for number, title in reversed(titles) if number < block.line), "")
+        found.setdefault(title, []).append(block)
+    return found
 
 
 @pytest.fixture
@@ -93,6 +123,23 @@ def test_code_blocks_run(name: str, workplace: Path) -> None:
             # Empty lines before it, so that a traceback shows the document's own lines.
             code = compile("\n" * (block.line - 1) + block.text, ROOT / name, "exec", dont_inherit=True)
             exec(code, namespace)
+
+
+@pytest.mark.parametrize("title", [title for title in sections(FRAMEWORKS) if title])
+def test_frameworks_run(title: str, workplace: Path) -> None:
+    needed = sections(FRAMEWORKS)
+    used = [*needed[""], *needed[title]]
+    missing = sorted(name for name in imported(used) if find_spec(name) is None)
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    for block in used:
+        if block.language == "sh":
+            subprocess.run(["sh", "-eu", "-c", runnable(block)], capture_output=True, check=True)
+    # In a process of its own: frameworks warn, and change what is global.
+    program = workplace / "program.py"
+    program.write_text("\n".join(block.text for block in used if block.language == "python"), encoding="utf-8")
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{FRAMEWORKS.name}, {title}:\n{done.stdout}{done.stderr}"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

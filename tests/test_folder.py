@@ -414,9 +414,7 @@ def test_a_file_that_changed_between_listing_and_reading_is_read_as_it_is(plant:
 
 
 @pytest.mark.parametrize("size", [0, 1, len(PICTURE) - 1, len(PICTURE) + 1, 3 * len(PICTURE)])
-def test_a_file_that_changes_while_it_is_read_is_bad(
-    plant: Plant, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_changes_while_it_is_read_is_bad(plant: Plant, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     root = plant({"1.jpg": PICTURE})
     real = os.fstat
 

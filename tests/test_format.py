@@ -540,10 +540,19 @@ HOSTILE: dict[str, bytes] = {
     **{
         f"the set is {value!r:.60}": changed(replace("set", value))
         for value in (
-            None, [], {}, "x", {"id": "0" * 32, "number": 0}, {"id": "0" * 32, "count": 1}, {"number": 0, "count": 1},
-            {"id": "0" * 31, "number": 0, "count": 1}, {"id": "A" * 32, "number": 0, "count": 1},
-            {"id": 0, "number": 0, "count": 1}, {"id": "0" * 32, "number": 1, "count": 1},
-            {"id": "0" * 32, "number": -1, "count": 1}, {"id": "0" * 32, "number": 0.0, "count": 1},
+            None,
+            [],
+            {},
+            "x",
+            {"id": "0" * 32, "number": 0},
+            {"id": "0" * 32, "count": 1},
+            {"number": 0, "count": 1},
+            {"id": "0" * 31, "number": 0, "count": 1},
+            {"id": "A" * 32, "number": 0, "count": 1},
+            {"id": 0, "number": 0, "count": 1},
+            {"id": "0" * 32, "number": 1, "count": 1},
+            {"id": "0" * 32, "number": -1, "count": 1},
+            {"id": "0" * 32, "number": 0.0, "count": 1},
             {"id": "0" * 32, "number": 0, "count": 2**64},
         )
     },

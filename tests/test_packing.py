@@ -255,9 +255,7 @@ def test_an_image_without_class_is_reported_and_left_out(plant: Plant, tmp_path:
     assert report.records == 1
 
 
-def test_a_file_that_shrinks_vanishes_or_grows_is_never_stored_at_a_wrong_length(
-    plant: Plant, tmp_path: Path
-) -> None:
+def test_a_file_that_shrinks_vanishes_or_grows_is_never_stored_at_a_wrong_length(plant: Plant, tmp_path: Path) -> None:
     root = plant({f"{i:03d}.jpg": jpeg(8 + i % 5, 8, seed=i) for i in range(200)})
     done = threading.Event()
 

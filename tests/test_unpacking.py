@@ -162,9 +162,7 @@ def test_there_are_enough_names() -> None:
 
 
 @pytest.mark.parametrize("key", REFUSED, ids=ascii)
-def test_a_key_that_leads_out_is_refused(
-    key: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_leads_out_is_refused(key: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
     key = key.replace("HERE", os.fspath(home).lstrip("/"))
     pack = make_pack(home / "pack.bin", ["good.jpg", key])

@@ -292,9 +292,7 @@ def _cut(pixels: Pixels, box: Box | None) -> Pixels:
     x0, y0, x1, y1 = box
     height, width = pixels.shape[:2]
     if not (0 <= x0 < x1 <= width and 0 <= y0 < y1 <= height):
-        raise DecodeError(
-            f"the box ({x0}, {y0}, {x1}, {y1}) is empty or leaves the image of {width}x{height} pixels"
-        )
+        raise DecodeError(f"the box ({x0}, {y0}, {x1}, {y1}) is empty or leaves the image of {width}x{height} pixels")
     return pixels if isinstance(x0, float) else pixels[y0:y1, x0:x1]
 
 

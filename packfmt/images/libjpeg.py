@@ -180,9 +180,7 @@ def read_unusual(
     return pixels, mode
 
 
-def _judge(
-    data: bytes | memoryview, header: JpegHeader, attempt: _Attempt, partial: bool
-) -> NDArray[np.uint8] | None:
+def _judge(data: bytes | memoryview, header: JpegHeader, attempt: _Attempt, partial: bool) -> NDArray[np.uint8] | None:
     """Pixels if they are all there (or ``partial``), None if the kind is not supported, DecodeError if damaged."""
     try:
         return attempt(data, None)

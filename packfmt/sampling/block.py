@@ -144,9 +144,7 @@ class BlockBatchSampler(BatchSampler):
         if num_samples is not None and weights is None:
             raise ValueError("num_samples goes with weights; without them an epoch has every record or index once")
         self._weighted = (
-            None
-            if weights is None
-            else WeightedDraws(weights, self._records, self._indices, num_samples, self.seed)
+            None if weights is None else WeightedDraws(weights, self._records, self._indices, num_samples, self.seed)
         )
         self._known: tuple[int, Indices | None, Repeats | None] | None = None  # replaced as a whole, for threads
         self._record_bytes = record_bytes_of(dataset_or_length) or ASSUMED_RECORD_BYTES

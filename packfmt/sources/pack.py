@@ -25,7 +25,7 @@ _HEAD = 4096
 
 
 def recognise(path: Inputs) -> str | None:
-    """"pack" for a shard, a manifest, a pack in LMDB, or several shards; None for anything else.
+    """ "pack" for a shard, a manifest, a pack in LMDB, or several shards; None for anything else.
 
     A damaged pack is one too, so that opening it says what is wrong, and so is an LMDB file that is too damaged to tell
     whose it is. Nothing is parsed by a C library.

@@ -231,9 +231,7 @@ class _PreadBytes:
         return descriptor
 
 
-def _begin_reading(
-    begin: Callable[[int, int], None], offsets: Sequence[int], sizes: Sequence[int], step: int
-) -> None:
+def _begin_reading(begin: Callable[[int, int], None], offsets: Sequence[int], sizes: Sequence[int], step: int) -> None:
     """Call ``begin(start, size)`` for ascending ranges, at most ``step`` bytes at a time."""
     for first, last in runs(offsets, sizes):
         start = offsets[first] // mmap.PAGESIZE * mmap.PAGESIZE

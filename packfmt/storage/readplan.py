@@ -84,9 +84,7 @@ class MappedPlan(ReadPlan):
             return iter(views)
         return self._one_by_one(positions, views, checksums)
 
-    def _one_by_one(
-        self, positions: list[int], views: list[memoryview], checksums: list[int]
-    ) -> Iterator[memoryview]:
+    def _one_by_one(self, positions: list[int], views: list[memoryview], checksums: list[int]) -> Iterator[memoryview]:
         for index, view, stated in zip(positions, views, checksums, strict=True):
             self._check(index, view, stated)
             yield view

@@ -99,9 +99,7 @@ def collate_targets(values: Sequence[Any]) -> Any:
         return torch.stack(tensors) if alike else tensors
     if isinstance(first, Mapping) and all(isinstance(v, Mapping) and v.keys() == first.keys() for v in values):
         return {name: collate_targets([value[name] for value in values]) for name in first}
-    if isinstance(first, (tuple, list)) and all(
-        isinstance(v, (tuple, list)) and len(v) == len(first) for v in values
-    ):
+    if isinstance(first, (tuple, list)) and all(isinstance(v, (tuple, list)) and len(v) == len(first) for v in values):
         return [collate_targets(parts) for parts in zip(*values, strict=True)]
     return list(values)
 

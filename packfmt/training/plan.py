@@ -161,9 +161,7 @@ def _boxes(
         raise
 
 
-def _takes(
-    crop: Crop, place: int, heights: npt.NDArray[np.int64], widths: npt.NDArray[np.int64], keys: Keys
-) -> bool:
+def _takes(crop: Crop, place: int, heights: npt.NDArray[np.int64], widths: npt.NDArray[np.int64], keys: Keys) -> bool:
     one = slice(place, place + 1)
     try:
         crop.boxes(heights[one], widths[one], keys[one])

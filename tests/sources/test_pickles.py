@@ -43,9 +43,7 @@ plain = st.recursive(
     | st.text(max_size=20)
     | st.binary(max_size=300),
     lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.tuples(inner, inner)
-        | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+        st.lists(inner, max_size=4) | st.tuples(inner, inner) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
     ),
     max_leaves=8,
 )

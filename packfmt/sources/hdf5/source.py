@@ -23,7 +23,7 @@ _USER_BLOCKS = (0, 512, 1024, 2048, 4096, 8192)  # where the signature may stand
 
 
 def recognise(path: str | os.PathLike[str]) -> str | None:
-    """"hdf5" where ``path`` is an HDF5 file, or a folder with such files, and no images, at its top; else None.
+    """ "hdf5" where ``path`` is an HDF5 file, or a folder with such files, and no images, at its top; else None.
 
     Tells by content; a pointer or an error page under an HDF5 name counts as one, so that opening it can say so.
     """

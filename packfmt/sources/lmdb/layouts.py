@@ -29,9 +29,7 @@ ColumnSpec = tuple[str, str, tuple[int | None, ...], str]
 TEXT_COLUMN: ColumnSpec = ("label", "|u1", (None,), "text")
 
 # Keys under which writers keep facts about the whole set.
-META_KEYS = frozenset(
-    [b"__keys__", b"__len__", b"num-samples", b"num_samples", b"length", b"keys", b"total_number"]
-)
+META_KEYS = frozenset([b"__keys__", b"__len__", b"num-samples", b"num_samples", b"length", b"keys", b"total_number"])
 
 
 class Layout(ABC):

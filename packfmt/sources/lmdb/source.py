@@ -24,7 +24,7 @@ _MEMORY = 1 << 30  # bytes of address space for the child, besides mapped files
 
 
 def recognise(path: str | os.PathLike[str]) -> str | None:
-    """"lmdb" where ``path`` is an LMDB data file, or a folder with one at any depth; else None.
+    """ "lmdb" where ``path`` is an LMDB data file, or a folder with one at any depth; else None.
 
     Tells by content; a pointer or an error page under an LMDB name counts as one, so that opening it can say so.
 
