@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import xxhash
 
+from packfmt.bounded_json import MAX_BYTES, check_json, parse_json
 from packfmt.errors import FormatError
 from packfmt.record import DTYPES, Column
 
@@ -31,7 +32,7 @@ ALIGNMENT = 64  # a cache line, and enough for any SIMD load from a mapped colum
 HEADER = struct.Struct("<12sIQQ24sQ")  # magic, version, incompatible flags, compatible flags, zero, checksum
 TRAILER = struct.Struct("<8sIIQQQQQQ16s8sQ")
 INDEX = ("offset", "length", "checksum")  # one u64 each per record
-MAX_DIRECTORY = 64 << 20  # parsing JSON takes several times its size in memory
+MAX_DIRECTORY = MAX_BYTES
 
 HEXADECIMAL = frozenset("0123456789abcdef")
 
@@ -140,7 +141,7 @@ class Directory:
         """The directory's bytes: compact JSON with sorted keys, so that equal content gives equal bytes.
 
         Raises:
-            ValueError: the metadata is not JSON-able, or the directory is larger than ``MAX_DIRECTORY`` bytes.
+            ValueError: the metadata is not JSON-able, or it and the classes are more than ``check_json`` allows.
         """
         member = self.member
         own = {} if member is None else {"set": {"count": member.count, "id": member.set_id, "number": member.number}}
@@ -161,10 +162,10 @@ class Directory:
             )
         except (TypeError, RecursionError) as error:
             raise ValueError(f"metadata must be JSON-able: {error}") from error
-        if len(raw) > MAX_DIRECTORY:
-            raise ValueError(
-                f"classes and metadata take {len(raw)} bytes, allowed are {MAX_DIRECTORY}: store them in a column"
-            )
+        try:
+            check_json(raw)
+        except ValueError as error:
+            raise ValueError(f"classes and metadata are too much, store them in a column: {error}") from None
         return raw
 
 
@@ -228,7 +229,9 @@ def decode_trailer(raw: bytes, file_size: int, path: str) -> Trailer:
         _refuse(path, f"the trailer is of version {version}, the header of version {VERSION}")
     if stated != file_size:
         _refuse(path, f"{file_size} bytes long, its trailer says {stated}: truncated or appended to")
-    if not HEADER.size <= records_end <= offset <= file_size - TRAILER.size or size > MAX_DIRECTORY:
+    if size > MAX_DIRECTORY:
+        _refuse(path, f"the directory takes {size:,} bytes; allowed are {MAX_DIRECTORY:,}")
+    if not HEADER.size <= records_end <= offset <= file_size - TRAILER.size:
         _refuse(path, f"records end at {records_end} and the directory takes {size} bytes at {offset}: out of range")
     if not count and records_end != HEADER.size:
         _refuse(path, f"{records_end - HEADER.size} bytes of records, but no record")
@@ -246,7 +249,9 @@ def decode_directory(raw: bytes, trailer: Trailer, path: str) -> Directory:
     if xxhash.xxh3_64_intdigest(raw) != trailer.directory.checksum:
         _refuse(path, "the directory does not match its checksum; restore the file from a copy")
     try:
-        value = json.loads(raw.decode("ascii"), object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite)
+        value = parse_json(
+            raw, encoding="ascii", object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite
+        )
         columns = tuple(_column(name, c) for name, c in value["columns"].items())
         sections = {
             name: Section(_natural(s["offset"]), _natural(s["size"]), _hexadecimal(s["checksum"]))

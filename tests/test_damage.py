@@ -278,6 +278,11 @@ def sealed(change: dict[str, Any] | None = None, **row: Any) -> bytes:
         *(sealed(file=name) for name in ["", ".", "..", "../a.bin", "/etc/passwd", "a/b", "a\\b", "a\0", 3, None]),
         *(sealed(records=count) for count in [-1, 1.0, "1", True, None, 10**400]),
         sealed(bytes=-1),
+        sealed(file="half of a pair \ud800.bin"),
+        sealed({"shards": [{"file": "a.bin", "records": 1, "bytes": 1, "content_id": ""}] * 2}),
+        b'{"a": [' + b"[]," * 2_000_000 + b"[]]}",
+        b'{"a": [' + b'"",' * 1_000_000 + b'""]}',
+        b" " * (9 << 20),
     ],
     ids=lambda raw: repr(raw[-60:]),
 )

@@ -12,6 +12,7 @@ import struct
 import tracemalloc
 from collections.abc import Callable
 from copy import deepcopy
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packfmt import format as layout
+from packfmt.bounded_json import PACK
 from packfmt.errors import FormatError
 from packfmt.format import Directory, Layout, Member, Section, Trailer
 from packfmt.record import Column
@@ -234,10 +236,30 @@ def test_metadata_that_contains_itself_is_refused() -> None:
         Directory({}, (), (), metadata).encode()
 
 
-def test_a_directory_too_large_is_refused_when_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "MAX_DIRECTORY", 100)
+@pytest.mark.parametrize(
+    ("classes", "metadata"),
+    [
+        (("x" * 1000,) * 8500, {}),
+        (("",) * (PACK.strings + 1), {}),
+        ((), {"numbers": [1] * (PACK.numbers + 2)}),
+        ((), {"lists": [[]] * PACK.nodes}),
+        ((), {"members": dict.fromkeys(map(str, range(PACK.nodes)))}),
+        ((), {"deep": reduce(lambda value, _: [value], range(PACK.depth), None)}),
+    ],
+    ids=["bytes", "strings", "numbers", "lists", "members", "depth"],
+)
+def test_a_directory_that_no_reader_takes_is_refused_when_written(
+    classes: tuple[str, ...], metadata: dict[str, Any]
+) -> None:
     with pytest.raises(ValueError, match="store them in a column"):
-        Directory({}, (), ("name",) * 20, {}).encode()
+        Directory({}, (), classes, metadata).encode()
+
+
+def test_what_is_counted_stands_outside_of_strings() -> None:
+    text = '[{,:"\\\\\\' * PACK.numbers  # with quotes and backslashes, which JSON escapes
+    text = text[: PACK.size // 4]
+    metadata = {"text": text, "list": [[text[:7], 1.5, {"a": -1}]]}
+    assert open_frame(changed(replace("metadata", metadata))).metadata == metadata
 
 
 # ---- damage ----
@@ -583,6 +605,13 @@ HOSTILE: dict[str, bytes] = {
     "nested lists": text('"by hand"', "[" * 100_000 + "]" * 100_000),
     "nested objects": text('"by hand"', '{"a":' * 100_000 + "1" + "}" * 100_000),
     "nested offset": text('"size": 24', '"size": ' + "[" * 500 + "]" * 500),
+    "too many strings": text('"by hand"', '["' + '","' * PACK.strings + '"]'),
+    "too many numbers": text('"by hand"', "[" + "1," * PACK.numbers + "1, 1]"),
+    "too many numbers behind texts": text('"by hand"', "[" + '"" ,' * PACK.numbers + '"" , ""]'),
+    "too many lists": text('"by hand"', "[" + "[]," * PACK.nodes + "[]]"),
+    "too many objects": text('"by hand"', "[" + "{}," * PACK.nodes + "{}]"),
+    "too many members": text('"by hand"', json.dumps(dict.fromkeys(map(str, range(PACK.nodes))))),
+    "nested too deep": text('"by hand"', "[" * PACK.depth + "]" * PACK.depth),
     "NUL after": sealed_directory(json.dumps(DIRECTORY).encode() + b"\0"),
 }
 
@@ -614,6 +643,18 @@ def test_refusing_takes_memory_by_the_file_and_not_by_its_numbers() -> None:
         tracemalloc.stop()
     assert len(numbers) > 100
     assert peak < 2 << 20
+
+
+def test_refusing_takes_memory_by_the_size_of_the_directory() -> None:
+    raw = text('"by hand"', "[" + "[]," * (2 << 20) + "[]]")  # 140 MiB when parsed
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError, match="lists, objects and members"):
+            open_frame(raw)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * len(raw)
 
 
 SPOTS: list[tuple[str, ...]] = [

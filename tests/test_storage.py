@@ -32,11 +32,13 @@ from PIL import Image
 import packfmt
 from packfmt import format as layout
 from packfmt import storage
-from packfmt.errors import FormatError
+from packfmt.errors import CorruptError, FormatError
 from packfmt.format import Directory, Layout, Section, Trailer
 from packfmt.record import IMAGE_COLUMNS, KEY, Column, Record
+from packfmt.storage import sharding
 from packfmt.storage.filebytes import open_bytes
 from packfmt.storage.keys import same_keys
+from packfmt.storage.manifest import MAX_SHARDS, Manifest
 from packfmt.storage.shardfile import read_frame
 from packfmt.storage.spool import ColumnSpool, Spool
 from packfmt.storage.table import TableSpool
@@ -1020,6 +1022,37 @@ def test_a_list_of_manifests_joins_packs(tmp_path: Path) -> None:
     with storage.open([two, single, one]) as joined, pickle.loads(pickle.dumps(joined)) as again:
         assert [r.key for r in again] == [record.key for part in parts for record in part]
         assert joined.files == (*parts[0].files, str(single), *parts[2].files)
+
+
+def test_a_manifest_that_names_a_shard_twice_is_refused(tmp_path: Path) -> None:
+    path = written_set(tmp_path, "out")
+    rows = Manifest.load(str(path)).shards
+    path.write_bytes(Manifest([*rows, rows[1]]).encode())
+    with pytest.raises(FormatError, match=f"it names '{rows[1][0]}' twice"):
+        storage.open(path)
+
+
+def test_keys_that_are_in_several_shards_are_found_by_verify(tmp_path: Path) -> None:
+    records = some_records(6)
+    paths = [write(tmp_path / "a.bin", records[:4]), write(tmp_path / "b.bin", records[3:])]
+    with storage.open(paths) as reader:
+        (problem,) = reader.problems()
+    assert isinstance(problem, CorruptError)
+    assert (problem.path, problem.index, problem.key) == (str(paths[1]), 0, records[3].key)
+    assert f"has the key of a record in {paths[0]}" in str(problem)
+
+
+def test_no_more_shards_are_written_than_a_manifest_may_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharding, "MAX_SHARDS", 3)
+    with pytest.raises(ValueError, match="more than 3 shards; give a shard_size above 9,000 bytes"):
+        written_set(tmp_path, "out")
+    assert names(tmp_path) == []
+
+
+def test_the_largest_manifest_is_read(tmp_path: Path) -> None:
+    rows = [(f"out-{number:05d}.bin", 1 << 40, 1 << 50, f"{number:032x}") for number in range(MAX_SHARDS)]
+    (tmp_path / "out.json").write_bytes(Manifest(rows).encode())
+    assert Manifest.load(str(tmp_path / "out.json")).shards == tuple(rows)
 
 
 @pytest.mark.parametrize("path", [[], ()])

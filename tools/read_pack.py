@@ -11,13 +11,15 @@ Python (ten megabytes a second or so), so it is for small packs.
 
 import hashlib
 import json
+import re
 import struct
 import sys
 from itertools import pairwise
 
 MAGIC = b"\x89packfmt\r\n\x1a\n"
 TRAILER_MAGIC = b"packend\n"
-MAX_DIRECTORY = 64 * 1024 * 1024
+MAX_DIRECTORY = 8 * 1024 * 1024
+MAX_STRINGS, MAX_NUMBERS, MAX_NODES, MAX_DEPTH = 2**19, 2**17, 2**16, 64
 SIZES = {"b1": 1, "u1": 1, "i1": 1, "u2": 2, "i2": 2, "f2": 2, "u4": 4, "i4": 4, "f4": 4, "u8": 8, "i8": 8, "f8": 8}
 DTYPES = {("|" if size == 1 else "<") + name: size for name, size in SIZES.items()}
 LETTERS = dict(zip(DTYPES, "?BbHheIifQqd", strict=True))  # struct's names for the same types
@@ -304,7 +306,22 @@ def read_trailer(data):
     return count, records_end, at, size, content_id
 
 
+def check_amounts(raw):
+    """The directory's bounds, which are looked at before it is parsed."""
+    strings = numbers = nodes = depth = 0
+    for token in re.finditer(rb'"(?:[^"\\]|\\.)*"|[][{},:]', raw):
+        kind = token[0][:1]
+        strings += kind == b'"'
+        numbers += kind == b"," and raw[token.start() - 1 : token.start()] != b'"'
+        nodes += kind in b"[{:"
+        depth += (kind in b"[{") - (kind in b"]}")
+        few = strings <= MAX_STRINGS and numbers <= MAX_NUMBERS and nodes <= MAX_NODES
+        require(few and depth <= MAX_DEPTH, "the directory holds too much, or is nested too deep")
+
+
 def read_directory(raw):
+    check_amounts(raw)
+
     def unique(pairs):
         require(len(dict(pairs)) == len(pairs), "the directory gives a name twice")
         return dict(pairs)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from packfmt.bounded_json import MAX_BYTES, check_json, parse_json
 from packfmt.errors import SourceError
 from packfmt.record import DTYPES, OWN_COLUMNS, Column
 
@@ -22,7 +23,7 @@ __all__ = ["MAX_FACTS", "SCHEMA_KEY", "TAR_MEMBER", "Facts", "exact_array", "fro
 # WebDataset passes over members at the top whose names begin and end with two underscores.
 TAR_MEMBER = "__packfmt__"
 SCHEMA_KEY = b"packfmt"
-MAX_FACTS = 64 << 20  # bytes
+MAX_FACTS = MAX_BYTES
 _VERSION = 1
 
 
@@ -35,10 +36,16 @@ class Facts:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """The facts as JSON."""
+        """The facts as JSON.
+
+        Raises:
+            ValueError: they are more than ``decode`` takes.
+        """
         columns = [[column.name, column.dtype, list(column.shape), column.kind] for column in self.columns]
         body = {"version": _VERSION, "columns": columns, "classes": list(self.classes), "metadata": dict(self.metadata)}
-        return json.dumps(body, sort_keys=True).encode("ascii")
+        raw = json.dumps(body, sort_keys=True).encode("ascii")
+        check_json(raw)
+        return raw
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Facts:
@@ -52,7 +59,7 @@ class Facts:
             SourceError: damaged, or of another version.
         """
         try:
-            body = json.loads(data)
+            body = parse_json(data)
             if body["version"] != _VERSION:
                 raise ValueError(f"version {body['version']!r:.40}, known is {_VERSION}")
             columns = tuple(_column(*spec) for spec in body["columns"])

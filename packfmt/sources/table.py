@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from packfmt.bounded_json import RECORD, parse_json
 from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Column, Record
 from packfmt.sources.base import BadEntry, Source
@@ -22,7 +23,7 @@ __all__ = ["Cell", "Row", "Table", "TableSource", "recognise"]
 Cell = str | int | float | None
 Row = dict[str, Cell]
 
-_MAX_LINE = 16 << 20  # bytes of one JSON line
+_MAX_LINE = RECORD.size  # bytes of one JSON line
 _MAX_COLUMNS = 10_000
 # Written plainly: a leading zero or plus, or an underscore, makes it a text such as a postcode.
 _DIGITS = re.compile(r"-?[0-9]+")
@@ -144,7 +145,7 @@ class Table:
 
     def _json_row(self, number: int, line: bytes) -> Row:
         try:
-            row = json.loads(line.decode("utf-8-sig"))
+            row = parse_json(line, RECORD)
         except (ValueError, RecursionError) as error:
             raise self._error(number, f"no JSON ({error})") from error
         if not isinstance(row, dict):

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import xxhash
 
+from packfmt.bounded_json import MAX_BYTES, Bounds, check_json, parse_json
 from packfmt.errors import FormatError
 from packfmt.format import canonical_json
 
-__all__ = ["Manifest", "join_ids", "make_set_id"]
+__all__ = ["MAX_SHARDS", "Manifest", "join_ids", "make_set_id"]
 
 MANIFEST = "packfmt-manifest"
-MAX_MANIFEST = 64 << 20
+MAX_SHARDS = 20_000
+BOUNDS = Bounds(MAX_BYTES, strings=7 * MAX_SHARDS, numbers=4 * MAX_SHARDS, nodes=6 * MAX_SHARDS)  # of 6, 3 and 5
 SHOWN = 300  # characters of a file's own words in a message
 
 
@@ -29,11 +33,17 @@ class Manifest:
         self.shards = tuple(shards)
 
     def encode(self) -> bytes:
-        """The manifest's bytes; its own checksum is over the canonical JSON of the rest."""
+        """The manifest's bytes; its own checksum is over the canonical JSON of the rest.
+
+        Raises:
+            ValueError: so many shards, or of so long names, are more than a reader takes.
+        """
         rows = [{"file": f, "records": n, "bytes": b, "content_id": c} for f, n, b, c in self.shards]
         body: dict[str, Any] = {"format": MANIFEST, "version": 1, "shards": rows}
         body["checksum"] = xxhash.xxh3_64_hexdigest(canonical_json(body))
-        return json.dumps(body, sort_keys=True, indent=1).encode("ascii") + b"\n"
+        raw = json.dumps(body, sort_keys=True, indent=1).encode("ascii") + b"\n"
+        check_json(raw, BOUNDS)
+        return raw
 
     @classmethod
     def load(cls, path: str) -> Manifest:
@@ -44,11 +54,9 @@ class Manifest:
             OSError: the file cannot be read.
         """
         with open(path, "rb") as file:
-            raw = file.read(MAX_MANIFEST + 1)
+            raw = file.read(BOUNDS.size + 1)
         try:
-            if len(raw) > MAX_MANIFEST:
-                raise ValueError(f"larger than {MAX_MANIFEST} bytes")
-            body = json.loads(raw)
+            body = parse_json(raw, BOUNDS)
             stated = body.pop("checksum")
             if (body["format"], body["version"]) != (MANIFEST, 1):
                 raise ValueError(f"format {body['format']!r} version {body['version']!r}, known is {MANIFEST!r} 1")
@@ -60,6 +68,9 @@ class Manifest:
             ]
             if not rows:
                 raise ValueError("it names no shards")
+            names = Counter(name for name, *_ in rows)
+            if len(names) < len(rows):
+                raise ValueError(f"it names {names.most_common(1)[0][0]!r} twice")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             problem = f"{type(error).__name__}: {error}"[:SHOWN]
             raise FormatError(f"{path}: not a manifest of shards: {problem}") from error
@@ -80,6 +91,7 @@ def make_set_id(content_ids: Sequence[str], classes: Sequence[str], metadata: Ma
 def _file_name(name: Any) -> str:
     if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\\\0"):
         raise ValueError(f"{name!r} is no plain file name")
+    os.fsencode(name)  # a UnicodeError, which is a ValueError, for half a surrogate pair
     return name
 
 

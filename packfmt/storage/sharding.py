@@ -14,7 +14,7 @@ from packfmt.format import Member
 from packfmt.record import Column
 from packfmt.storage.base import Writer
 from packfmt.storage.keys import KeyHashes, refuse_same_keys
-from packfmt.storage.manifest import Manifest, join_ids, make_set_id
+from packfmt.storage.manifest import MAX_SHARDS, Manifest, join_ids, make_set_id
 from packfmt.storage.publish import PendingFile, PendingSet
 from packfmt.storage.writing import ShardWriter
 
@@ -145,6 +145,10 @@ class ShardedWriter(Writer):
         return f"{self._base}-{of}{'-' * bool(of)}{number:05d}.bin"
 
     def _start_shard(self, **going_on: Any) -> ShardWriter:
+        if len(self._shards) == MAX_SHARDS:
+            raise ValueError(
+                f"{self.path}: more than {MAX_SHARDS:,} shards; give a shard_size above {self._shard_size:,} bytes"
+            )
         options = {**self._options, **going_on}
         path = self._shard_name(len(self._shards))
         self._shards.append(ShardWriter(path, guard=self._set, keys=self._keys, **options))

@@ -15,11 +15,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from packfmt.errors import FormatError
+from packfmt.errors import CorruptError, FormatError
 from packfmt.format import HEADER, Directory, Member
+from packfmt.record import KEY
 from packfmt.storage.base import Indices, Reader, Verify, as_positions
 from packfmt.storage.columns import Columns, JoinedColumn
 from packfmt.storage.filebytes import IO, choose_io, open_bytes
+from packfmt.storage.keys import hash_key, repeated
 from packfmt.storage.manifest import Manifest, join_ids
 from packfmt.storage.mapped import MappedReader
 from packfmt.storage.patterns import matching_files
@@ -139,6 +141,28 @@ class ShardedReader(Reader):
     def problems(self) -> Iterator[Exception]:
         for shard in range(len(self._shards.paths)):
             yield from self._shards.reader(shard).problems()
+        yield from self._key_problems()
+
+    def _key_problems(self) -> Iterator[Exception]:
+        """Keys that are in several shards; those twice in one are its own problem, and those damaged cannot be read."""
+        hashes: list[npt.NDArray[np.uint64]] = []
+        for shard in range(len(self._shards.paths)):
+            try:
+                hashes.append(np.unique(np.fromiter(map(hash_key, self._raw_keys(shard)), np.uint64)))
+            except CorruptError:
+                return
+        places: dict[bytes, int] = {}
+        suspects = repeated(hashes)
+        for shard, path in enumerate(self._shards.paths):
+            for index, key in enumerate(self._raw_keys(shard) if suspects else ()):
+                if key and hash_key(key) in suspects and (first := places.setdefault(key, shard)) != shard:
+                    message = f"has the key of a record in {self._shards.paths[first]}; pack the sources again"
+                    name = key.decode("utf-8", "surrogateescape")
+                    yield CorruptError(message, path=path, index=index, key=name)
+
+    def _raw_keys(self, shard: int) -> Iterator[bytes]:
+        keys: Any = self._shards.reader(shard).columns[KEY]  # ragged, as ``read_frame`` has seen
+        return keys.raw()  # type: ignore[no-any-return]
 
     def close(self) -> None:
         self._shards.close()

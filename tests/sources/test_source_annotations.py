@@ -174,6 +174,12 @@ def test_coco_that_is_no_json_object(tmp_path: Path, text: str) -> None:
         CocoSource(path)
 
 
+def test_coco_of_nothing_but_lists_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    path = put(tmp_path / "x.json", '{"images": [' + "[]," * 100_000 + "[]]}")
+    with pytest.raises(SourceError, match=r"lists and objects in .* bytes; annotations have far fewer"):
+        CocoSource(path)
+
+
 # Pascal VOC
 
 OBJECT = "<object><name>{}</name><bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax><ymax>{}</ymax></bndbox></object>"

@@ -243,6 +243,7 @@ def test_names_that_are_not_utf8(folder: Path) -> None:
         ("t.jsonl", '{"path": "a.jpg"}\n[1]\n', "line 2: no JSON object"),
         ("t.jsonl", "[" * 100_000, "line 1: no JSON"),
         ("t.jsonl", '{"a": ' + "9" * 5000 + "}", "line 1: no JSON"),
+        ("t.jsonl", '{"a": [' + "[]," * 150_000 + "[]]}", "line 1: no JSON .*lists, objects and members"),
         ("t.jsonl", b"\xff\xfe", "UTF-16"),
         ("t.jsonl", b'{"a": "\xff"}', "line 1: no JSON"),
     ],

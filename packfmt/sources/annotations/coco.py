@@ -22,6 +22,10 @@ __all__ = ["CocoSource"]
 _ISCROWD = Column("iscrowd", "|u1", (None,))
 _KNOWN = {"id", "image_id", "category_id", "bbox", "iscrowd", "area"}
 
+_PIECE = 1 << 20  # bytes read at a time
+_BYTES_PER_BRACKET = 8  # the shortest annotation has 25
+_FEW = 10_000
+
 
 class CocoSource(BoxSource):
     """Images and boxes of a COCO annotation file.
@@ -92,6 +96,7 @@ class CocoSource(BoxSource):
 
     def _parse(self) -> dict[str, Any]:
         try:
+            self._refuse_mostly_brackets()
             with open(self._path, encoding="utf-8-sig") as file:
                 content = json.load(file)
         except (ValueError, RecursionError) as error:
@@ -105,6 +110,16 @@ class CocoSource(BoxSource):
                 raise SourceError(f"{self._path}: an image has no file_name or id: {str(image)[:200]}")
         found: dict[str, Any] = content
         return found
+
+    def _refuse_mostly_brackets(self) -> None:
+        """Such files may have any size, and take several times it when parsed; one of ``[],[],`` takes 25 times it."""
+        size = brackets = 0
+        with open(self._path, "rb") as file:
+            while piece := file.read(_PIECE):
+                size += len(piece)
+                brackets += piece.count(b"[") + piece.count(b"{")
+                if brackets > _FEW + size // _BYTES_PER_BRACKET:
+                    raise ValueError(f"{brackets:,} lists and objects in {size:,} bytes; annotations have far fewer")
 
     def _find_root(self) -> str:
         folder = os.path.dirname(os.path.abspath(self._path))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from packfmt.bounded_json import parse_json
 from packfmt.record import Column
 from packfmt.sources.facts import SCHEMA_KEY
 
@@ -32,7 +32,7 @@ def noted(schema: Any) -> bytes | None:
 def described_features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
     """What Hugging Face notes of the columns; empty where it is absent or damaged."""
     try:
-        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+        features = parse_json((metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError, RecursionError):
         return {}
     return features if isinstance(features, dict) else {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from packfmt.bounded_json import RECORD, parse_json
 from packfmt.record import Column
 from packfmt.sources.facts import Facts, from_json
 
@@ -163,7 +163,7 @@ def facts_values(facts: Facts, parts: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: a part is missing or does not fit.
     """
     try:
-        body = json.loads(parts.get("json", "{}"))
+        body = parse_json(parts.get("json", "{}").encode(), RECORD)
     except (ValueError, RecursionError) as error:
         raise PartError(f"no JSON ({error})") from error
     values = {"label": parts["label"]} if "label" in parts else {}
