@@ -20,10 +20,9 @@ from packfmt.sources.inputs import Inputs, is_image_name
 from packfmt.sources.pack import PackSource
 from packfmt.sources.registry import name_of, open_source, recognise
 from packfmt.sources.relabel import JoinedSource, RelabelledSource
-from packfmt.storage.folders import temporary_folder
+from packfmt.storage.folders import refuse_taken, temporary_folder
 from packfmt.storage.leftovers import remove_leftovers
 from packfmt.storage.publish import refuse_existing
-from packfmt.unpacking import refuse_taken
 
 __all__ = ["convert", "describe_source"]
 
@@ -249,15 +248,15 @@ def _target(
     if backend is not None or name.endswith(".lmdb"):
         return storage.create, ({"backend": backend} if backend else {}) | sizes
     if target.endswith(".tar"):
-        from packfmt.targets.tar import TarWriter
+        from packfmt.sources.webdataset.writer import TarWriter
 
         return TarWriter, sizes
     if target.endswith(".parquet"):
-        from packfmt.targets.parquet import ParquetWriter
+        from packfmt.sources.parquet.writer import ParquetWriter
 
         return ParquetWriter, _none(sizes, target)
     if target.endswith("/") or os.path.isdir(target) or not (Path(target).suffix or sizes):
-        from packfmt.targets.folder import FolderWriter
+        from packfmt.sources.folder import FolderWriter
 
         refuse_taken(target)  # before all reading
         return FolderWriter, _none(sizes, target)

@@ -123,7 +123,7 @@ def copy_records(
         where: the source's name for messages.
         threads, bad, decode, shuffle, progress: as ``pack``. ``shuffle`` needs a source of random access, and holds its
             handles in memory.
-        create: makes the writer; ``packfmt.create`` or one of packfmt.targets.
+        create: makes the writer; ``packfmt.create`` or a ``Target``.
         create_options: of ``create``.
     """
     if bad not in ("fail", "skip", "keep"):

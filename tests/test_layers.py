@@ -20,7 +20,7 @@ LAYERS = (
     {"images"},
     {"storage"},
     {"sources"},
-    {"sampling", "reports", "checking", "describing", "unpacking", "targets", "system"},
+    {"sampling", "reports", "checking", "describing", "unpacking", "system"},
     {"packing", "converting"},
     {"training"},
     {"demo", ""},  # "" is packfmt/__init__.py, which imports what is asked of it when it is asked
@@ -36,7 +36,7 @@ PLACES = {
     "h5py": {"sources.hdf5.file"},
     "lmdb": {"storage.lmdb_writer"},
     "msgpack": {"sources.lmdb.msgpack"},
-    "pyarrow": {"sources.parquet.source", "targets.parquet"},
+    "pyarrow": {"sources.parquet.source", "sources.parquet.writer"},
     "simplejpeg": {"images.libjpeg"},
     "torch": {"training."},
     "tqdm": {"cli.show"},

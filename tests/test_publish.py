@@ -248,7 +248,9 @@ def test_the_error_of_a_full_disk_names_the_file(name: str, size: int, tmp_path:
     code = """
         import resource, sys
         from packfmt import storage
-        from packfmt.targets import folder, parquet, tar
+        from packfmt.sources import folder
+        from packfmt.sources.parquet import writer as parquet
+        from packfmt.sources.webdataset import writer as tar
         path, size = sys.argv[1], int(sys.argv[2])
         makes = {".tar": tar.TarWriter, ".parquet": parquet.ParquetWriter, "/out": folder.FolderWriter}
         make = next((make for end, make in makes.items() if path.endswith(end)), storage.create)

@@ -35,6 +35,9 @@ from packfmt import storage
 from packfmt.errors import CorruptError, FormatError
 from packfmt.format import Directory, Layout, Section, Trailer
 from packfmt.record import IMAGE_COLUMNS, KEY, Column, Record
+from packfmt.sources.folder import FolderWriter
+from packfmt.sources.parquet.writer import ParquetWriter
+from packfmt.sources.webdataset.writer import TarWriter
 from packfmt.storage import sharding
 from packfmt.storage.filebytes import open_bytes
 from packfmt.storage.keys import same_keys
@@ -42,9 +45,6 @@ from packfmt.storage.manifest import MAX_SHARDS, Manifest
 from packfmt.storage.shardfile import read_frame
 from packfmt.storage.spool import ColumnSpool, Spool
 from packfmt.storage.table import TableSpool
-from packfmt.targets.folder import FolderWriter
-from packfmt.targets.parquet import ParquetWriter
-from packfmt.targets.tar import TarWriter
 
 ZEROS = dict.fromkeys((column.name for column in IMAGE_COLUMNS), 0)  # given, so that nothing is sniffed
 

@@ -21,11 +21,11 @@ from packfmt.converting import convert
 from packfmt.errors import ConvertError, SourceError
 from packfmt.record import DTYPES, Column
 from packfmt.sources.facts import Facts, from_json, to_json
+from packfmt.sources.folder import FolderWriter
 from packfmt.sources.parquet.source import ParquetSource
+from packfmt.sources.parquet.writer import ParquetWriter
 from packfmt.sources.webdataset.source import TarSource
-from packfmt.targets.folder import FolderWriter
-from packfmt.targets.parquet import ParquetWriter
-from packfmt.targets.tar import TarWriter
+from packfmt.sources.webdataset.writer import TarWriter
 
 WRITERS = {"out.tar": TarWriter, "out-%02d.tar": TarWriter, "out.parquet": ParquetWriter, "out": FolderWriter}
 LABEL = Column("label", "<i8")
@@ -458,7 +458,7 @@ def test_a_file_changed_by_others_is_read_as_any_other(tmp_path: Path) -> None:
 def test_row_groups_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow.parquet
 
-    monkeypatch.setattr("packfmt.targets.parquet.GROUP_ROWS", 2)
+    monkeypatch.setattr("packfmt.sources.parquet.writer.GROUP_ROWS", 2)
     with ParquetWriter(tmp_path / "out.parquet") as writer:
         for number in range(5):
             writer.write(DATA, f"{number}.jpg")

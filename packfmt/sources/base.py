@@ -1,17 +1,18 @@
-"""What a source of records is: the contract between things that hold images and the one copy loop."""
+"""What a source of records is, and a target that is not a pack: the contracts of the one copy loop."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from packfmt.errors import DecodeError
-from packfmt.record import Column, Record
+from packfmt.errors import ConvertError, DecodeError
+from packfmt.record import OWN_COLUMNS, Column, Record
+from packfmt.storage.base import Writer
 
-__all__ = ["BadEntry", "SkipEntry", "Source"]
+__all__ = ["BadEntry", "SkipEntry", "Source", "Target"]
 
 
 class SkipEntry(Exception):
@@ -140,3 +141,39 @@ class Source(ABC):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class Target(Writer):
+    """A writer of a format that is no pack. Columns must be declared, and there is no content id.
+
+    Args:
+        path: what is written.
+        columns: of the records; those that every pack has are told by the images and left out.
+    """
+
+    def __init__(self, path: str, columns: Sequence[Column]) -> None:
+        self.path = path
+        self.content_id = ""
+        self.columns = tuple(column for column in columns if column.name not in OWN_COLUMNS)
+        self._names = frozenset(column.name for column in self.columns)
+        self._count = 0
+        self._odd: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know of the records written so far."""
+        return [f"{count} {what}" for what, count in self._odd.items()]
+
+    def _own(self, key: str, columns: dict[str, Any]) -> dict[str, Any]:
+        """The columns that are declared, all of them.
+
+        Raises:
+            ConvertError: one is missing or was not declared.
+        """
+        given = {name: value for name, value in columns.items() if name not in OWN_COLUMNS}
+        if given.keys() != self._names:
+            raise ConvertError(f"{self.path}: {key!r} has columns {sorted(given)}, declared are {sorted(self._names)}")
+        return given
