@@ -69,7 +69,7 @@ def seen(pack: str, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """Framework and number of ranks to what each rank saw."""
 
     @cache
-    def launch(frameworks: tuple[str, ...], ranks: int) -> list[dict[str, Any]]:
+    def launch(frameworks: tuple[str, ...], ranks: int) -> tuple[subprocess.CompletedProcess[str], Path]:
         out = tmp_path_factory.mktemp("frameworks")
         start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
         root = str(Path(__file__).parents[1])
@@ -83,13 +83,13 @@ def seen(pack: str, tmp_path_factory: pytest.TempPathFactory) -> Seen:
             timeout=SECONDS,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
-        return [json.loads((out / f"{rank}.json").read_text()) for rank in range(ranks)]
+        return done, out
 
     def of(framework: str, ranks: int) -> list[dict[str, Any]]:
         (group,) = (names for names in TOGETHER if framework in names)
-        ranks_saw = launch(tuple(name for name in group if not missing(name)), ranks)
-        return [saw[framework] for saw in ranks_saw]
+        done, out = launch(tuple(name for name in group if not missing(name)), ranks)
+        assert done.returncode == 0, done.stderr
+        return [json.loads((out / f"{rank}.json").read_text())[framework] for rank in range(ranks)]
 
     return of
 

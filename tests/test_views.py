@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from images import jpeg
+from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 from training_packs import CROP, FLIP, FORKS_BESIDE_THREADS, add_noise, damage, labels_of, make_pack, pixels_of
 
@@ -327,19 +328,21 @@ def test_batches_decoded_ahead_are_made_anew(ds: ImageDataset) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_takes_what_was_assigned_in_its_next_epoch(ds: ImageDataset, workers: int) -> None:
-    with Loader(ds, 8, workers=workers, start_method="fork") as loader:
+    with Loader(ds, 1, workers=workers, start_method="fork") as loader:  # more batches than are chosen together
         shapes = []
         for images, _ in loader:
             shapes.append(images.shape[2])
             ds.crop, ds.transform = packfmt.Resize(8), add_noise
-        assert shapes == [16] * 5
-        assert [images.shape[2] for images, _ in loader] == [8] * 5
+        assert shapes == [16] * 40
+        assert [images.shape[2] for images, _ in loader] == [8] * 40
 
 
 def test_a_crop_that_is_assigned_brings_its_interpolation(pack: str) -> None:
     ds = ImageDataset(pack)
     ds.crop = packfmt.Resize(12, interpolation="bicubic")
-    assert torch.equal(ds[0][0], ImageDataset(pack, crop=packfmt.Resize(12, interpolation="bicubic"))[0][0])
+    expected = Image.fromarray(ImageDataset(pack, output="numpy")[0][0]).resize((12, 12), Image.Resampling.BICUBIC)
+    difference = np.abs(ds[0][0].permute(1, 2, 0).numpy().astype(int) - np.asarray(expected))
+    assert difference.max() <= 3  # bilinear is off by tens on this noise
 
 
 def test_draws_are_counted_from_the_option_on_that_needs_it(pack: str) -> None:

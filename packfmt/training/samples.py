@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import is_
 from typing import Any, overload
@@ -110,8 +110,13 @@ class SampleList(list[Any]):
 
     def __init__(self, samples: Samples) -> None:
         targets, self._collated_targets = samples.targets(samples.positions)
-        images = map(samples.image, samples.positions)
-        super().__init__(map(samples.formed, images, targets))
+        plan, recipe = samples.job.plan, samples.job.recipe
+        images: Iterable[Any] = map(samples.image, samples.positions)
+        if plan.out is not None and not (samples.failures or recipe.transforming) and recipe.output == "tensor":
+            images = map(torch.from_numpy, plan.out.transpose(0, 3, 1, 2))  # the same, in half of the time
+        super().__init__(map(Sample, zip(images, targets, strict=True)))
+        if recipe.sample != "tuple":
+            self[:] = [samples.formed(image, target) for image, target in self]
         self._samples = samples
         self._made = list(map(_parts, self))
 
@@ -128,13 +133,15 @@ class SampleList(list[Any]):
         return batch if form == "dict" else list(batch)  # as torch's own
 
 
-def _parts(sample: Any) -> list[Any]:
+def _parts(sample: Any) -> Sequence[Any]:
     """The sample, and what can be put in another's place in it."""
+    if type(sample) is Sample and not isinstance(sample[1], dict):
+        return (sample,)
     holders = (sample, sample[1] if isinstance(sample, tuple) else None)
     return [sample, *chain.from_iterable(chain(*holder.items()) for holder in holders if isinstance(holder, dict))]
 
 
-def _same(one: list[Any], other: list[Any]) -> bool:
+def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
     return len(one) == len(other) and all(map(is_, one, other))
 
 
