@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from images import jpeg, oriented_jpeg, picture, pillow_pixels, png, real_images, saved
+from images import exif, jpeg, oriented_jpeg, picture, pillow_pixels, png, real_images, saved, with_segment
 from PIL import Image
 from training_packs import (
     CROP,
@@ -33,8 +33,12 @@ from training_packs import (
 import packfmt
 from packfmt import CorruptError, DecodeError, FormatError, ImageDataset, MMapImageDataset
 from packfmt.images.boxes import turn_boxes
+from packfmt.images.info import ImageInfo
+from packfmt.images.libjpeg import FLAT
+from packfmt.images.sniff import sniff
 from packfmt.randomness import sample_keys
 from packfmt.record import Column
+from packfmt.storage import recording
 from packfmt.storage.readahead import ReadAhead
 from packfmt.training.ahead import Ahead
 from packfmt.training.batch import MAX_CHUNK, PIECES, BatchJob
@@ -926,3 +930,102 @@ def test_announcements_that_nobody_asks_for_are_forgotten() -> None:
     ahead.clear()
     ahead.take(0, np.array([98]), begun, 2)
     assert len(begun) == 1
+
+
+# ---- columns that say something else than the images
+
+
+def lying_pack(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, images: list[bytes], sizes: list[tuple[int, int] | None]
+) -> str:
+    """A pack whose checksums are right, and its columns ``height`` and ``width`` as given where they are."""
+    said = iter(sizes)
+
+    def look(data: bytes) -> ImageInfo:
+        found, size = sniff(data), next(said)
+        return found if size is None else found._replace(height=size[0], width=size[1])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recording, "sniff", look)
+        return packed(folder, *images)
+
+
+@pytest.mark.parametrize("crop", [None, packfmt.Resize(shorter=224)], ids=["whole", "resized"])
+@pytest.mark.parametrize(
+    "size", [(30_000, 30_000), (100_000, 100_000), (1, 2**32 - 1), (2**32 - 1, 2**32 - 1), (1000, 1000)], ids=str
+)
+def test_memory_does_not_follow_columns_that_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], crop: Any
+) -> None:
+    path = lying_pack(tmp_path, monkeypatch, [jpeg(20, 24), jpeg(20, 24, seed=1)], [size, None])
+    message = rf"columns say {size[1]}x{size[0]} pixels, the image's header 24x20: packfmt convert"
+    with ImageDataset(path, crop=crop) as ds:
+        for ask in (lambda: ds[0], lambda: ds[[0, 1]], lambda: list(packfmt.Loader(ds, batch_size=1, shuffle=False))):
+            with pytest.raises(DecodeError, match=message) as caught:
+                ask()
+            assert (caught.value.path, caught.value.index, caught.value.key) == (path, 0, "0")
+    with ImageDataset(path, crop=crop, on_error="skip") as ds:
+        images, _ = ds[[0, 1, 1]]
+        assert images.shape == ((2, 3, 20, 24) if crop is None else (2, 3, 224, 268))
+
+
+def test_all_records_may_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = [jpeg(20, 24, seed=number) for number in range(3)]
+    path = lying_pack(tmp_path, monkeypatch, images, [(30_000, 30_000)] * 3)
+    with ImageDataset(path, on_error="skip") as ds:
+        for ask in (lambda: ds[[0, 1, 2]], lambda: list(packfmt.Loader(ds, batch_size=3, shuffle=False))):
+            with pytest.raises(DecodeError, match="columns say 30000x30000") as caught:
+                ask()
+            assert caught.value.index == 0
+
+
+def test_an_image_of_one_pixel_does_not_pass_where_the_columns_say_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = lying_pack(tmp_path, monkeypatch, [saved(picture(1, 1), "PNG")], [(30_000, 30_000)])
+    with ImageDataset(path) as ds, pytest.raises(DecodeError, match="columns say 30000x30000"):
+        ds[0]
+
+
+def test_a_header_that_says_as_much_as_the_columns_is_refused_by_its_pixels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = bytearray(jpeg(20, 24))
+    frame = data.index(b"\xff\xc0")
+    data[frame + 5 : frame + 9] = (30_000).to_bytes(2, "big") * 2
+    path = lying_pack(tmp_path, monkeypatch, [bytes(data)], [(30_000, 30_000)])
+    with ImageDataset(path) as ds, pytest.raises(DecodeError, match="more than max_pixels"):
+        ds[0]
+
+
+def test_a_resize_that_would_make_too_many_pixels_is_refused(tmp_path: Path) -> None:
+    path = packed(tmp_path, saved(picture(1, 4000), "PNG"))
+    message = r"4000x1 pixels would come out as 2000000x500, more than .* or Resize with max_size"
+    with ImageDataset(path, crop=packfmt.Resize(shorter=500)) as ds, pytest.raises(DecodeError, match=message):
+        ds[0]
+    with ImageDataset(path, crop=packfmt.Resize(shorter=500, max_size=600)) as ds:
+        assert ds[0][0].shape == (3, 1, 600)
+
+
+def test_large_and_flat_images_are_decoded(tmp_path: Path) -> None:
+    data = saved(Image.new("1", (2100, 2100), 1), "PNG")
+    assert len(data) * FLAT < 2100 * 2100
+    path = packed(tmp_path, data)
+    with ImageDataset(path) as ds:
+        assert torch.equal(ds[0][0], torch.full((3, 2100, 2100), 255, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("orientation", ["ignore", "apply"])
+def test_a_large_turned_image_agrees_with_its_columns(tmp_path: Path, orientation: Any) -> None:
+    path = packed(tmp_path, with_segment(jpeg(2100, 2000), 0xE1, b"Exif\0\0" + exif(6)))
+    with ImageDataset(path, orientation=orientation) as ds:
+        assert ds[0][0].shape == ((3, 2000, 2100) if orientation == "apply" else (3, 2100, 2000))
+
+
+def test_a_damaged_record_whose_size_is_doubted_is_said_to_be_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = lying_pack(tmp_path, monkeypatch, [jpeg(20, 24)], [(30_000, 30_000)])
+    damage(path, 0)
+    with ImageDataset(path) as ds, pytest.raises(CorruptError, match="do not match their checksum"):
+        ds[0]

@@ -18,6 +18,7 @@ from packfmt.images.info import NO_END, check_size
 from packfmt.images.jpeg import JpegHeader, ends_in_order, is_plain, read_jpeg, rewritten
 
 __all__ = [
+    "FLAT",
     "MAX_SCANS",
     "SPACES",
     "Room",
@@ -34,7 +35,7 @@ _Attempt = Callable[["bytes | memoryview", "int | None"], "NDArray[np.uint8]"]  
 
 MAX_SCANS = 500
 _SHORT = MAX_SCANS * 10  # bytes of so many scans' headers
-_FLAT = 512  # pixels that a byte can hold: one bit for each block of 64 samples
+FLAT = 512  # pixels that a byte can hold: one bit for each block of 64 samples
 
 # Colour spaces that libjpeg turns into RGB just as Pillow does; CMYK and YCCK need Pillow's own conversion.
 PLAIN_SPACES = frozenset(("YCbCr", "RGB", "Gray"))
@@ -85,7 +86,7 @@ def usual_size(data: bytes | memoryview) -> tuple[int, int] | None:
             usual = header.components != 4 and (header.one_scan or few_scans(data))
     except (ValueError, KeyError, DecodeError):  # KeyError: a subsampling that simplejpeg has no name for
         return None
-    return (height, width) if usual and 0 < height * width <= _FLAT * len(data) else None
+    return (height, width) if usual and 0 < height * width <= FLAT * len(data) else None
 
 
 def decode_at_once(
@@ -113,7 +114,7 @@ def decode_at_once(
         pixels = decode_jpeg(data, SPACES[mode], fast, fast, buffer=memory)
     except (ValueError, KeyError):  # KeyError: a subsampling that simplejpeg has no name for
         return None
-    return pixels if len(pixels) * pixels.shape[1] <= min(max_pixels, _FLAT * len(data)) else None
+    return pixels if len(pixels) * pixels.shape[1] <= min(max_pixels, FLAT * len(data)) else None
 
 
 def few_scans(data: bytes | bytearray | memoryview) -> bool:

@@ -165,6 +165,9 @@ class BatchJob:
     def _work(self, plan: BatchPlan, start: int, stop: int) -> None:
         began = time.perf_counter()
         records = ChunkRecords(plan.choices.records, start, stop, self.failures)
+        for position in plan.refused:
+            if start <= position < stop:
+                self._fail(position, plan.refused[position])
         self._decode(records, start)
         decoded = time.perf_counter()
         seconds, place = records.slowest

@@ -10,7 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from packfmt.errors import CorruptError, DecodeError
 from packfmt.images.geometry import Crop, VaryingCrop, choose_flips
+from packfmt.images.libjpeg import FLAT
+from packfmt.images.sniff import sniff
 from packfmt.randomness import Keys
 from packfmt.storage.readplan import PartPlan, ReadPlan
 from packfmt.training.recipe import Recipe
@@ -23,6 +26,8 @@ Boxes = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 Flips = npt.NDArray[np.bool_] | npt.NDArray[np.uint8]
 NO_SIZES = np.empty((0, 2), np.int64)
 Allocate = Callable[[tuple[int, ...]], Pixels]
+
+BELIEVED = 1 << 22  # pixels that the index may say an image has, if so many bytes can hold them
 
 
 @dataclass(slots=True)
@@ -62,7 +67,8 @@ class BatchPlan:
     ``out`` is the batch's array (N, H, W, C) where all images come out in one size, else None. ``images`` takes one
     entry per sample: what the transform returned; without one, and without ``out``, its pixels. ``targets`` takes what
     ``transforms`` returned beside it, and is None without them. ``sizes`` (N, 2) are the heights and widths that images
-    come out in; there are none where the crop gives all one size.
+    come out in; there are none where the crop gives all one size. ``refused`` are the records that the index says
+    something impossible of, by their positions, and why.
     """
 
     choices: Choices
@@ -70,6 +76,7 @@ class BatchPlan:
     images: list[Any]
     targets: list[Any] | None
     sizes: npt.NDArray[np.int64]
+    refused: dict[int, str]
 
     def size(self, position: int) -> tuple[int, int]:
         """The (height, width) that an image comes out in."""
@@ -112,13 +119,15 @@ def plan_batch(recipe: Recipe, chosen: Callable[[], Choices], allocate: Allocate
     choices = chosen()
     count = len(choices.indices)
     size, sizes = None if recipe.crop is None else recipe.crop.size, NO_SIZES
+    refused: dict[int, str] = {}
     if size is None:
         sizes = _output_sizes(recipe.crop, choices)
+        refused = _bound(recipe, choices, sizes)
         size = _common_size(sizes)
     channels = 3 if recipe.decoder.mode == "RGB" else 1
     out = None if size is None else (allocate or _new_array)((count, *size, channels))
     targets = None if recipe.transforms is None else [None] * count
-    return BatchPlan(choices, out, [None] * count, targets, sizes)
+    return BatchPlan(choices, out, [None] * count, targets, sizes, refused)
 
 
 def _sizes(
@@ -175,6 +184,55 @@ def _output_sizes(crop: Crop | None, choices: Choices) -> npt.NDArray[np.int64]:
     if crop is None:
         return np.stack((choices.heights, choices.widths), axis=1)
     return cast(VaryingCrop, crop).sizes(choices.heights, choices.widths)
+
+
+def _bound(recipe: Recipe, choices: Choices, sizes: npt.NDArray[np.int64]) -> dict[int, str]:
+    """Keep what a pack's columns say from deciding how much memory a batch takes.
+
+    A size that is large, or larger than a JPEG of so many bytes can have, is compared with the image's own header,
+    which decoders obey too. Where it differs, ``sizes`` gets a small one in its place.
+
+    Returns:
+        Position to message of the records that are refused.
+    """
+    most = recipe.decoder.max_pixels
+    heights, widths = choices.heights, choices.widths
+    try:
+        lengths = recipe.reader.lengths(choices.indices).astype(np.float64)
+    except CorruptError:  # of some; said where they are read
+        lengths = np.zeros(len(heights))
+    # In floats, since two sides of 2**32 - 1 are beyond int64.
+    doubtful = heights.astype(np.float64) * widths > np.minimum(FLAT * np.maximum(lengths, 1), BELIEVED)
+    large = sizes.astype(np.float64).prod(axis=1) > most
+    refused: dict[int, str] = {}
+    taken_back = large.copy()
+    for position in np.flatnonzero(doubtful).tolist():
+        try:
+            (record,) = choices.records.views(position, position + 1)
+            header = sniff(record, max_pixels=most)
+        except CorruptError:  # said where it is read
+            taken_back[position] = True
+            continue
+        except DecodeError as error:
+            refused[position] = error.message
+            continue
+        stated = int(heights[position]), int(widths[position])
+        if sorted(stated) != sorted((header.height, header.width)):
+            refused[position] = (
+                f"the pack's columns say {stated[1]}x{stated[0]} pixels, the image's header {header.width}x"
+                f"{header.height}: packfmt convert makes a pack with the right ones"
+            )
+    for position in np.flatnonzero(large).tolist():
+        height, width = sizes[position].tolist()
+        refused.setdefault(
+            position,
+            f"{widths[position]}x{heights[position]} pixels would come out as {width}x{height}, more than max_pixels = "
+            f"{most:,}; choose a crop, or Resize with max_size",
+        )
+    taken_back[list(refused)] = True
+    if taken_back.any():
+        sizes[taken_back] = (1, 1) if taken_back.all() else sizes[~taken_back][0]  # as the others: they may have one
+    return refused
 
 
 def _common_size(sizes: npt.NDArray[np.int64]) -> tuple[int, int] | None:
