@@ -1,4 +1,4 @@
-"""I/O calls that fail on purpose: the Nth of those that concern files below one folder."""
+"""I/O calls that fail on purpose: the Nth of those that concern files below one folder. Processes that end early."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import errno
 import io
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+from packfmt.storage import folders
 
 CALLS = ("open", "fsync", "link", "replace", "rename", "unlink", "close")
 OF_LEFTOVERS = ("open", "mkdir", "rename", "unlink")  # closing a lock's descriptor writes nothing
@@ -23,11 +25,15 @@ class FailingCalls:
     Attributes:
         made: the calls so far, by name.
         nth: which one fails; 0 for none.
+        late: it fails when it has done its work, as where a signal comes.
+        quick: leave out what takes time: what fsync does, and writes of a part.
     """
 
-    def __init__(self, nth: int = 0, code: int = errno.EIO) -> None:
+    def __init__(self, nth: int = 0, code: int = errno.EIO, *, late: bool = False, quick: bool = False) -> None:
         self.nth = nth
         self.code = code
+        self.late = late
+        self.quick = quick
         self.made: list[str] = []
         self.active = True
 
@@ -35,7 +41,15 @@ class FailingCalls:
         if self.active:
             self.made.append(name)
             if len(self.made) == self.nth:
-                raise OSError(self.code, os.strerror(self.code))
+                self.fail()
+
+    def fail(self) -> None:
+        """What happens at the nth call."""
+        raise OSError(self.code, os.strerror(self.code))
+
+    def part(self, data: bytes) -> bytes:
+        """What one call writes of this: short writes are allowed."""
+        return data if self.quick else data[: max(1, len(data) // 2)]
 
     @property
     def failed(self) -> bool:
@@ -44,7 +58,7 @@ class FailingCalls:
 
 @contextlib.contextmanager
 def failing(calls: FailingCalls) -> Iterator[FailingCalls]:
-    """Let the calls of ``packfmt.storage.publish``, ``behind`` and ``spool`` go through ``calls``."""
+    """Let the calls with which ``packfmt.storage`` writes and names files go through ``calls``."""
 
     def through(name: str) -> Any:
         real = getattr(os, name)
@@ -53,6 +67,12 @@ def failing(calls: FailingCalls) -> Iterator[FailingCalls]:
             if name == "close":  # a failing close has closed, as on Linux
                 real(*args, **options)
                 return calls.call(name)
+            if name == "fsync" and calls.quick:
+                return calls.call(name)
+            if calls.late:
+                result = real(*args, **options)
+                calls.call(name)
+                return result
             calls.call(name)
             return real(*args, **options)
 
@@ -62,7 +82,8 @@ def failing(calls: FailingCalls) -> Iterator[FailingCalls]:
 
     def open_file(*args: Any, **options: Any) -> Any:
         options.pop("buffering", None)
-        return io.BufferedWriter(_FailingFile(real_open(*args, buffering=0, **options), calls), 64)
+        buffer = 1 << 20 if calls.quick else 64
+        return io.BufferedWriter(_FailingFile(real_open(*args, buffering=0, **options), calls), buffer)
 
     def temporary(*args: Any, **options: Any) -> Any:
         calls.call("temporary")
@@ -70,17 +91,23 @@ def failing(calls: FailingCalls) -> Iterator[FailingCalls]:
 
     def writev(descriptor: int, pieces: Any) -> int:
         calls.call("write")
-        data = b"".join(pieces)
-        return os.write(descriptor, data[: max(1, len(data) // 2)])
+        return os.write(descriptor, calls.part(b"".join(pieces)))
+
+    real_exchange = folders._exchange
+
+    def exchange(one: Path, other: Path) -> bool:
+        calls.call("exchange")
+        return real_exchange(one, other)
 
     with (
-        mock.patch("packfmt.storage.behind.PORTION", 64),
+        mock.patch("packfmt.storage.behind.PORTION", 1 << 20 if calls.quick else 64),
         mock.patch("packfmt.storage.behind.os", _Module(os, {"writev": writev})),
         mock.patch("packfmt.storage.publish.os", _Module(os, {name: through(name) for name in CALLS})),
         mock.patch("packfmt.storage.publish.open", open_file, create=True),
         mock.patch("packfmt.storage.leftovers.os", _Module(os, {name: through(name) for name in OF_LEFTOVERS})),
         mock.patch("packfmt.storage.leftovers.open", open_file, create=True),
         mock.patch("packfmt.storage.journal.os", _Module(os, {name: through(name) for name in OF_LEFTOVERS})),
+        mock.patch("packfmt.storage.folders._exchange", exchange),
         mock.patch("packfmt.storage.folders.os", _Module(os, {name: through(name) for name in OF_FOLDERS})),
         mock.patch("packfmt.storage.spool.tempfile", _Module(tempfile, {"TemporaryFile": temporary})),
     ):
@@ -127,7 +154,7 @@ class _FailingFile(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         self._calls.call("write")
-        return self._file.write(bytes(data)[: max(1, len(data) // 2)])  # short writes are allowed, too
+        return self._file.write(self._calls.part(bytes(data)))
 
     def close(self) -> None:
         if not self.closed:
@@ -139,3 +166,23 @@ class _FailingFile(io.RawIOBase):
 def below(folder: Path) -> list[str]:
     """Names of all files in a folder, sorted."""
     return sorted(path.name for path in folder.rglob("*"))
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Start work in a forked process, which ends with the errno of an OSError, or 0. Returns its id."""
+    child = os.fork()
+    if child == 0:
+        code = 70
+        try:
+            work()
+            code = 0
+        except OSError as error:
+            code = error.errno or 71
+        finally:
+            os._exit(code)
+    return child
+
+
+def outcome(child: int) -> int:
+    """The exit code of a child, or the number of the signal that ended it, negative."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

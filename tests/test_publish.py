@@ -12,7 +12,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from unittest import mock
 
 import pytest
 from contracts.reader import some_records
-from faults import FailingCalls, below, failing
+from faults import FailingCalls, below, failing, in_child, outcome
 
 from packfmt import storage
 from packfmt.record import Record
@@ -200,26 +199,6 @@ def test_a_shard_that_appears_meanwhile_takes_the_others_back(tmp_path: Path) ->
 
 
 # ---- full disks
-
-
-def in_child(work: Callable[[], object]) -> int:
-    """Start work in a forked process, which ends with the errno of an OSError, or 0. Returns its id."""
-    child = os.fork()
-    if child == 0:
-        code = 70
-        try:
-            work()
-            code = 0
-        except OSError as error:
-            code = error.errno or 71
-        finally:
-            os._exit(code)
-    return child
-
-
-def outcome(child: int) -> int:
-    """The exit code of a child, or the number of the signal that ended it, negative."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def write_on_a_disk_of(limit: int, path: Path, options: dict[str, Any]) -> None:

@@ -42,8 +42,8 @@ class PendingFolder:
         self.path = path
         self.force = force
         self._names = names
-        self._refuse()
         remove_leftovers(path)
+        self._refuse()
         self.temporary, self._descriptor = create_folder(path)
 
     def finish(self) -> None:
@@ -133,7 +133,6 @@ def temporary_folder(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the parent folder is missing or read-only.
     """
-    remove_leftovers(path)
     folder, descriptor = create_folder(path)
     try:
         yield folder

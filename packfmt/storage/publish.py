@@ -65,10 +65,11 @@ class PendingFile:
         if not force:
             refuse_existing(path)
         self.temporary, self.stream = create_file(path, guard.journal if guard else None, buffering=BUFFER)
-        self._guarded = guard is not None
+        self._guard = guard
         self._asked = 0
         self._finished = False
         self._withdrawable = False
+        self._kept: Path | None = None  # the file that was replaced, while this one may have to go again
 
     @property
     def raw(self) -> RawIOBase:
@@ -89,7 +90,7 @@ class PendingFile:
         with naming(self.path):
             self.stream.flush()
             os.fsync(self.stream.fileno())
-            if self._guarded:
+            if self._guard is not None:
                 self.stream.close()
         self._finished = True
 
@@ -105,23 +106,37 @@ class PendingFile:
 
         Raises:
             FileExistsError: the target appeared meanwhile and ``force`` is off.
-            OSError: the disk refuses; a file that replaced nothing is taken back.
+            OSError: the disk refuses; what was under the name is there again.
         """
         self.finish()
         try:
             self.take_name(replace=self.force)
             self.stream.close()
             fsync_folder(self.path.parent)
+            self.confirm()
         except BaseException:
             self.withdraw()
             raise
 
     def withdraw(self) -> None:
-        """Take a published file back, unless it replaced another, which is gone."""
-        if self._withdrawable:
+        """Take the name away again; a file that was replaced gets it back, where the system could keep it."""
+        if self._kept is not None:
+            with suppress(FileNotFoundError):
+                if stamp(self._kept) == stamp(self.path):  # it was not replaced yet
+                    os.unlink(self._kept)
+                else:
+                    os.replace(self._kept, self.path)
+            self._kept = None
+        elif self._withdrawable:
             self._withdrawable = False
             with suppress(FileNotFoundError):
                 os.unlink(self.path)
+
+    def confirm(self) -> None:
+        """Let go of what was replaced: the name is not to be taken away any more."""
+        if self._kept is not None:
+            os.unlink(self._kept)
+            self._kept = None
 
     def discard(self) -> None:
         """Remove the temporary file. Allowed at any time, also after ``publish``, then without effect."""
@@ -141,6 +156,7 @@ class PendingFile:
             if not replace:
                 refuse_existing(self.path)
                 raise
+            self._keep()
             os.replace(self.temporary, self.path)
         except OSError as error:
             if error.errno not in NO_LINKS:
@@ -153,6 +169,23 @@ class PendingFile:
         else:
             self._withdrawable = True
             os.unlink(self.temporary)
+
+    def _keep(self) -> None:
+        """Give what is about to be replaced a second name."""
+        if self.path.is_symlink():
+            return
+        kept = temporary_path(self.path, self._guard.journal if self._guard else self.temporary)
+        try:
+            os.link(self.path, kept)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(kept)
+            raise
+        else:
+            self._kept = kept
 
 
 class PendingSet:
@@ -191,7 +224,8 @@ class PendingSet:
 
         Raises:
             FileExistsError: a name is taken.
-            OSError: the disk refuses. Unless the last file had replaced another, nothing has changed then.
+            OSError: the disk refuses. Nothing has changed then, unless it was old files that could not be removed:
+                these are left to the next writer.
         """
         folder = self._path.parent
         for file in files:
@@ -213,6 +247,7 @@ class PendingSet:
             files[-1].take_name(replace=files[-1].force and not aside)
             fsync_folder(folder)
             begun = bool(there)  # to remove what nobody could bring back
+            files[-1].confirm()
             journal.settle(folder)
             os.unlink(self.journal)
         except BaseException:
@@ -223,11 +258,11 @@ class PendingSet:
                 self._needed = False
             raise
         self._needed = False
-        self._file.close()
+        self.discard()
 
     def discard(self) -> None:
         """Remove the journal, unless the next writer needs it. Allowed at any time."""
-        with suppress(OSError):
+        with suppress(OSError):  # all that matters in it is on the disk
             self._file.close()
         if not self._needed:
             with suppress(FileNotFoundError):
