@@ -86,7 +86,7 @@ def training_stages(folder: Path) -> Iterator[Stage]:
     Raises:
         PackfmtError: the two ways of loading gave different batches.
     """
-    from packfmt.training.comparison import Comparison  # torch: only here, and only now
+    from packfmt.training.profiling import Comparison  # torch: only here, and only now
 
     with Comparison(folder / PACK, folder / IMAGES) as compared:
         compared.check()

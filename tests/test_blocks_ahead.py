@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from packfmt.errors import CorruptError
 from packfmt.sampling import BatchSampler, BlockBatchSampler, SequenceSampler
 from packfmt.sampling import block as block_module
-from packfmt.sampling.blocksahead import PACE, blocks_ahead
+from packfmt.sampling.block import CATCH_UP, block_readahead
 from packfmt.sampling.ranks import Indices
 from packfmt.sampling.shuffle import BlockOrder
 
@@ -68,11 +68,11 @@ def test_each_block_is_asked_for_once_and_none_before_those_of_the_window_before
 ) -> None:
     order = BlockOrder(count, block_size, window, 0, True)
     start = int(part * count) // size * size
-    batches = [blocks.tolist() for blocks in blocks_ahead(order, epoch, start, size)]
+    batches = [blocks.tolist() for blocks in block_readahead(order, epoch, start, size)]
     assert len(batches) == -(-(count - start) // size)
     asked = [block for blocks in batches for block in blocks]
     assert len(set(asked)) == len(asked)
-    assert all(len(blocks) <= PACE * size / block_size + 1 for blocks in batches)
+    assert all(len(blocks) <= CATCH_UP * size / block_size + 1 for blocks in batches)
     if asked:
         first = order.window_at(epoch, start)
         rest = [block for number in range(first, order.windows) for block in order.blocks_of(epoch, number)]
@@ -85,7 +85,7 @@ def test_a_window_has_been_asked_for_when_its_turn_comes(block_size: int, window
         window = -(-8 * size // block_size)  # some batches, over which the reading is spread
     order = BlockOrder(windows * window * block_size, block_size, window, 0, True)
     asked: set[int] = set()
-    for number, blocks in enumerate(blocks_ahead(order, 0, 0, size)):
+    for number, blocks in enumerate(block_readahead(order, 0, 0, size)):
         asked.update(blocks.tolist())
         used = order.window_at(0, min((number + 1) * size, order.count - 1))  # by the next batch
         if used:
@@ -94,7 +94,7 @@ def test_a_window_has_been_asked_for_when_its_turn_comes(block_size: int, window
 
 def test_later_windows_are_read_in_step_with_the_batches() -> None:
     order = BlockOrder(40_000, 10, 1000, 0, True)
-    batches = [len(blocks) for blocks in blocks_ahead(order, 0, 0, 50)]
+    batches = [len(blocks) for blocks in block_readahead(order, 0, 0, 50)]
     assert sum(batches) == order.blocks
     assert max(batches[210:600]) == 5  # as many as a batch takes records for
     assert all(batches[210:590])
@@ -105,7 +105,7 @@ def test_later_windows_are_read_in_step_with_the_batches() -> None:
 def test_windows_that_a_batch_passes_over_are_forgotten() -> None:
     order = BlockOrder(20_000, 2, 16, 0, True)
     asked = np.zeros(order.windows, int)
-    for number, blocks in enumerate(blocks_ahead(order, 0, 0, 256)):
+    for number, blocks in enumerate(block_readahead(order, 0, 0, 256)):
         for block in blocks.tolist():
             window = next(w for w in range(order.windows) if block in order.blocks_of(0, w))
             assert window >= order.window_at(0, number * 256)
@@ -115,7 +115,7 @@ def test_windows_that_a_batch_passes_over_are_forgotten() -> None:
 
 def test_the_first_window_is_caught_up_on_within_a_quarter_of_it() -> None:
     order = BlockOrder(40_000, 10, 1000, 0, True)
-    batches = list(blocks_ahead(order, 0, 0, 50))
+    batches = list(block_readahead(order, 0, 0, 50))
     quarter = np.concatenate(batches[: 200 // 4 + 1])
     assert set(order.blocks_of(0, 0)) <= set(quarter.tolist())
 

@@ -40,8 +40,8 @@ from packfmt.randomness import sample_keys
 from packfmt.record import Column
 from packfmt.storage import recording
 from packfmt.storage.readahead import ReadAhead
-from packfmt.training.ahead import Ahead
 from packfmt.training.batch import MAX_CHUNK, PIECES, BatchJob
+from packfmt.training.prefetch import PrefetchQueue
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +243,7 @@ def test_the_crop_says_how_to_resize(pack: str, interpolation: Any) -> None:
 
 
 def test_the_centre_of_photographs_is_that_of_the_resized_one(tmp_path: Path) -> None:
-    """Of every shape: enlarged, very long, very high. torchvision's ImageNet recipe is the reference."""
+    """Of every shape: enlarged, very long, very high. torchvision's ImageNet pipeline is the reference."""
     paths = sorted((real_images() / "clothing" / "validation").rglob("*.jpg"))[::60]
     photos = [pillow_pixels(path.read_bytes()) for path in paths]
     photos += [photos[0][:100, :90], photos[1][:, :50], photos[2][100:140], photos[2][100:107]]
@@ -587,7 +587,7 @@ def test_an_error_names_path_index_and_key(bad_pack: str, index: int, error: typ
 
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_skipping_makes_batches_smaller(bad_pack: str, in_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReadAhead, "resting", lambda self: in_memory)  # records are read in two ways
+    monkeypatch.setattr(ReadAhead, "everything_cached", lambda self: in_memory)  # records are read in two ways
     ds = ImageDataset(bad_pack, crop=CROP, on_error="skip")
     images, labels = ds[list(range(8))]
     assert labels.tolist() == [0, 1, 2, 6, 7]
@@ -870,7 +870,7 @@ def test_nothing_holds_a_batch_that_was_dropped(pack: str) -> None:
 
 
 def test_announced_batches_are_begun_with_the_one_before_them() -> None:
-    ahead, begun = Ahead(), _Begun()
+    ahead, begun = PrefetchQueue(), _Begun()
     for batch in _batches(0, 1, 2):
         ahead.announce(0, batch, 2)
     assert begun == []
@@ -881,7 +881,7 @@ def test_announced_batches_are_begun_with_the_one_before_them() -> None:
 
 
 def test_what_is_asked_for_out_of_turn_is_made_all_the_same() -> None:
-    ahead, begun = Ahead(), _Begun()
+    ahead, begun = PrefetchQueue(), _Begun()
     for batch in _batches(0, 1, 2):
         ahead.announce(0, batch, 2)
     ahead.take(0, np.array([0]), begun, 2)
@@ -890,7 +890,7 @@ def test_what_is_asked_for_out_of_turn_is_made_all_the_same() -> None:
 
 
 def test_batches_that_the_loop_left_out_are_cancelled() -> None:
-    ahead, begun = Ahead(), _Begun()
+    ahead, begun = PrefetchQueue(), _Begun()
     for batch in _batches(0, 1, 2):
         ahead.announce(0, batch, 2)
     ahead.take(0, np.array([0]), begun, 2)
@@ -899,7 +899,7 @@ def test_batches_that_the_loop_left_out_are_cancelled() -> None:
 
 
 def test_the_same_batch_of_another_epoch_is_another() -> None:
-    ahead, begun = Ahead(), _Begun()
+    ahead, begun = PrefetchQueue(), _Begun()
     for batch in _batches(0, 1):
         ahead.announce(0, batch, 1)
     ahead.take(0, np.array([0]), begun, 1)
@@ -908,7 +908,7 @@ def test_the_same_batch_of_another_epoch_is_another() -> None:
 
 @pytest.mark.filterwarnings(FORKS_BESIDE_THREADS)
 def test_a_fork_forgets_what_its_parents_threads_work_on() -> None:
-    ahead, begun = Ahead(), _Begun()
+    ahead, begun = PrefetchQueue(), _Begun()
     for batch in _batches(0, 1):
         ahead.announce(0, batch, 1)
     ahead.take(0, np.array([0]), begun, 1)
@@ -923,7 +923,7 @@ def test_a_fork_forgets_what_its_parents_threads_work_on() -> None:
 
 
 def test_announcements_that_nobody_asks_for_are_forgotten() -> None:
-    ahead, begun = Ahead(), _Begun()
+    ahead, begun = PrefetchQueue(), _Begun()
     for batch in _batches(*range(100)):
         ahead.announce(0, batch, 2)
     assert len(ahead._announced) == 3

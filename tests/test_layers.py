@@ -29,7 +29,7 @@ LAYERS = (
 
 # Outside package -> the modules that may import it; "package." stands for all of it. numpy may be anywhere.
 PLACES = {
-    "PIL": {"images.pillow", "training.comparison"},  # the latter as an opponent, not as a means
+    "PIL": {"images.pillow", "training.profiling"},  # the latter as an opponent, not as a means
     "click": {"cli."},
     "defusedxml": {"sources.annotations.voc"},
     "google_crc32c": {"sources.tfrecord.framing"},

@@ -145,7 +145,7 @@ def test_more_ranks_than_batches(tmp_path: Any) -> None:
 @pytest.mark.parametrize("collate", ["stack", "list", "pad"])
 def test_collation(pack: str, workers: int, collate: Any) -> None:
     ds = ImageDataset(pack, crop=CROP if collate == "stack" else None)
-    plain = [ImageDataset(pack, crop=ds._recipe.crop)[i][0] for i in range(3)]
+    plain = [ImageDataset(pack, crop=ds._pipeline.crop)[i][0] for i in range(3)]
     with Loader(ds, 3, shuffle=False, collate=collate, workers=workers, start_method="fork") as loader:
         images, labels = next(iter(loader))
     assert labels.tolist() == [0, 1, 2]

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from packfmt.storage import readahead
-from packfmt.storage.readahead import CALM, ReadAhead
+from packfmt.storage.readahead import QUIET_AFTER, ReadAhead
 
 
 class Machine:
@@ -37,20 +37,20 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def test_asking_stops_after_a_long_run_of_reads_from_memory(machine: Machine) -> None:
     ahead = ReadAhead(machine.ask)
-    for _ in range(CALM):
+    for _ in range(QUIET_AFTER):
         ahead.before([0, 9000], [10, 10])
-    assert machine.asked == CALM // 2
-    assert ahead.resting()
+    assert machine.asked == QUIET_AFTER // 2
+    assert ahead.everything_cached()
 
 
 @pytest.mark.parametrize("count", ["faults", "blocks"])
 def test_reading_from_disk_starts_it_again(machine: Machine, count: str) -> None:
     ahead = ReadAhead(machine.ask)
-    for _ in range(CALM):
+    for _ in range(QUIET_AFTER):
         ahead.before(range(64), [10] * 64)
     machine.asked = 0
     setattr(machine, count, 1)
-    assert not ahead.resting()
+    assert not ahead.everything_cached()
     ahead.before([0], [10])
     assert machine.asked == 1
 
@@ -58,18 +58,18 @@ def test_reading_from_disk_starts_it_again(machine: Machine, count: str) -> None
 @pytest.mark.parametrize("count", ["faults", "blocks"])
 def test_it_never_stops_while_answers_lead_to_reading_from_disk(machine: Machine, count: str) -> None:
     ahead = ReadAhead(machine.ask)
-    for number in range(CALM):
+    for number in range(QUIET_AFTER):
         ahead.before(range(64), [10] * 64)
         setattr(machine, count, number)
-    assert machine.asked == CALM
+    assert machine.asked == QUIET_AFTER
 
 
 def test_it_never_stops_while_answers_take_long(machine: Machine) -> None:
     machine.answer_seconds = 1e-3
     ahead = ReadAhead(machine.ask)
-    for _ in range(CALM):
+    for _ in range(QUIET_AFTER):
         ahead.before([0, 9000], [10, 10])
-    assert machine.asked == CALM
+    assert machine.asked == QUIET_AFTER
 
 
 @pytest.mark.parametrize(("seconds", "rests"), [(25e-6, True), (300e-6, False)])
@@ -77,9 +77,9 @@ def test_a_whole_block_is_one_piece(machine: Machine, seconds: float, rests: boo
     """2 MiB of 2 KiB records: by what the system takes to look for the pages, and to begin reading them."""
     ahead = ReadAhead(machine.ask)
     machine.answer_seconds = seconds
-    for _ in range(CALM):
+    for _ in range(QUIET_AFTER):
         ahead.before(range(0, 2 << 20, 2048), [2048] * 1024)
-    assert ahead.resting() == rests
+    assert ahead.everything_cached() == rests
 
 
 def test_ranges_are_put_together_before_the_clock_is_looked_at() -> None:
@@ -91,7 +91,7 @@ def test_ranges_are_put_together_before_the_clock_is_looked_at() -> None:
 
 def test_one_slow_answer_begins_the_count_anew(machine: Machine) -> None:
     ahead = ReadAhead(machine.ask)
-    for number in range(2 * CALM + 9):
-        machine.answer_seconds = 1.0 if number == CALM - 1 else 0.0
+    for number in range(2 * QUIET_AFTER + 9):
+        machine.answer_seconds = 1.0 if number == QUIET_AFTER - 1 else 0.0
         ahead.before([0], [10])
-    assert machine.asked == 2 * CALM
+    assert machine.asked == 2 * QUIET_AFTER

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the training layer needs torch")
 
-from packfmt.training.recycle import GRAIN, KEPT, Recycler  # noqa: E402 (it needs torch)
+from packfmt.training.arena import GRAIN, KEPT, Arena  # noqa: E402 (it needs torch)
 
 
 def address(array: np.ndarray) -> int:
@@ -18,7 +18,7 @@ def address(array: np.ndarray) -> int:
 
 
 def test_memory_is_used_again_once_it_is_dropped() -> None:
-    recycler = Recycler()
+    recycler = Arena()
     array = recycler.allocate((4, 8, 8, 3))
     first = address(array)
     del array
@@ -35,7 +35,7 @@ def test_memory_is_used_again_once_it_is_dropped() -> None:
     ],
 )
 def test_a_view_of_any_kind_keeps_it(keep: object) -> None:
-    recycler = Recycler()
+    recycler = Arena()
     array = recycler.allocate((4, 8, 8, 3))
     array[...] = 7
     view = keep(array)  # type: ignore[operator]
@@ -47,7 +47,7 @@ def test_a_view_of_any_kind_keeps_it(keep: object) -> None:
 
 
 def test_a_smaller_batch_does_not_take_the_memory_of_the_others() -> None:
-    recycler = Recycler()
+    recycler = Arena()
     large = recycler.allocate((8 * GRAIN,))
     first = address(large)
     del large
@@ -57,19 +57,19 @@ def test_a_smaller_batch_does_not_take_the_memory_of_the_others() -> None:
 
 
 def test_free_memory_is_bounded() -> None:
-    recycler = Recycler()
+    recycler = Arena()
     held = [recycler.allocate((10,)) for _ in range(3 * KEPT)]
     held.clear()
     assert len(recycler._free) == KEPT
 
 
 def test_shapes_of_nothing_and_pickling() -> None:
-    recycler = pickle.loads(pickle.dumps(Recycler()))
+    recycler = pickle.loads(pickle.dumps(Arena()))
     assert recycler.allocate((0, 8, 8, 3)).shape == (0, 8, 8, 3)
 
 
 def test_the_memory_dropped_last_is_taken_first() -> None:
-    recycler = Recycler()
+    recycler = Arena()
     one, two = (recycler.allocate((64,)) for _ in range(2))
     last = address(two)
     del one, two
@@ -77,7 +77,7 @@ def test_the_memory_dropped_last_is_taken_first() -> None:
 
 
 def test_a_size_nobody_asks_for_any_more_makes_room() -> None:
-    recycler = Recycler()
+    recycler = Arena()
     small = [recycler.allocate((64,)) for _ in range(KEPT)]
     del small
     large = recycler.allocate((8 * GRAIN,))

@@ -12,15 +12,15 @@ import pytest
 import torch
 from training_packs import open_descriptors, shared_names
 
-from packfmt.training import slots as module
-from packfmt.training.slots import SlotReader, SlotWriter
+from packfmt.training import arena as module
+from packfmt.training.arena import ArenaReader, ArenaWriter
 
 
 class Pair:
     """A writer and the reader at its other end."""
 
     def __init__(self) -> None:
-        self.writer, self.reader = SlotWriter(), SlotReader()
+        self.writer, self.reader = ArenaWriter(), ArenaReader()
 
     def send(self, tree: Any) -> Any:
         self.writer.release(self.reader.freed())
@@ -148,7 +148,7 @@ def test_slots_of_growing_batches_stay_few(pair: Pair) -> None:
 
 
 def test_hoarded_batches_stay_intact_and_hold_few_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_SLOTS", 3)
+    monkeypatch.setattr(module, "MOST_BLOCKS", 3)
     pair = Pair()
     before = open_descriptors()
     hoard = [pair.send(torch.full((5000,), float(number))) for number in range(20)]
@@ -161,7 +161,7 @@ def test_nothing_stays_open(pair: Pair) -> None:
     gc.collect()
     before = open_descriptors()
     kept = pair.send(BIG)
-    pair.writer, pair.reader = SlotWriter(), SlotReader()
+    pair.writer, pair.reader = ArenaWriter(), ArenaReader()
     gc.collect()
     assert torch.equal(kept, BIG)
     del kept

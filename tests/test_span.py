@@ -14,7 +14,7 @@ import packfmt
 from packfmt import BlockBatchSampler, ImageDataset, Loader
 from packfmt.randomness import sample_keys
 from packfmt.training import engine, span
-from packfmt.training.plan import Choices, Recipe, choose
+from packfmt.training.plan import Pipeline, Plan, choose
 
 BATCHES = [np.array(batch) for batch in ([3, 1], [30, 30, 7, 0], [], [39])]
 
@@ -29,15 +29,15 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many records each choosing was for."""
     sizes: list[int] = []
 
-    def spy(recipe: Recipe, indices: np.ndarray, keys: np.ndarray) -> Choices:
+    def spy(pipeline: Pipeline, indices: np.ndarray, keys: np.ndarray) -> Plan:
         sizes.append(len(indices))
-        return choose(recipe, indices, keys)
+        return choose(pipeline, indices, keys)
 
     monkeypatch.setattr(span, "choose", spy)
     return sizes
 
 
-def assert_equal(found: Choices, wanted: Choices, count: int) -> None:
+def assert_equal(found: Plan, wanted: Plan, count: int) -> None:
     for name in ("indices", "keys", "heights", "widths", "boxes", "flips", "orientations"):
         one, other = getattr(found, name), getattr(wanted, name)
         assert (one is None) == (other is None)
@@ -49,17 +49,17 @@ def assert_equal(found: Choices, wanted: Choices, count: int) -> None:
 @pytest.mark.parametrize("crop", [CROP, None])
 def test_together_they_are_what_they_are_alone(pack: str, orientation: str, crop: packfmt.Resize | None) -> None:
     with ImageDataset(pack, crop=crop, flip=crop and FLIP, orientation=orientation, seed=4) as ds:  # type: ignore[arg-type]
-        chosen = ds.choose_ahead([np.array(batch, np.int64) for batch in BATCHES], 5)
+        chosen = ds.plan_ahead([np.array(batch, np.int64) for batch in BATCHES], 5)
         for number, batch in enumerate(BATCHES):
             positions = batch.astype(np.int64)
-            alone = choose(ds._recipe, positions, sample_keys(4, 5, positions))
+            alone = choose(ds._pipeline, positions, sample_keys(4, 5, positions))
             assert_equal(chosen[number](), alone, len(batch))
             assert list(chosen[number]().records.views(1, 2)) == list(alone.records.views(1, 2))
 
 
 def test_they_are_chosen_once_whoever_asks_first(pack: str, counted: list[int]) -> None:
     with ImageDataset(pack, crop=CROP) as ds, ThreadPoolExecutor(4) as pool:
-        chosen = ds.choose_ahead([np.arange(n, n + 4) for n in range(0, 40, 4)], 0)
+        chosen = ds.plan_ahead([np.arange(n, n + 4) for n in range(0, 40, 4)], 0)
         assert counted == []
         found = list(pool.map(lambda each: each().indices.tolist(), reversed(chosen)))
         assert found == [list(range(n, n + 4)) for n in range(36, -4, -4)]
@@ -111,8 +111,8 @@ def test_few_batches_are_taken_from_a_sampler_ahead(pack: str, monkeypatch: pyte
 def test_a_file_that_is_cut_after_choosing_is_an_error_and_no_crash(tmp_path: Path) -> None:
     path = make_pack(tmp_path)
     with ImageDataset(path, crop=CROP) as ds:
-        ds.reader._file.ahead.resting = lambda: True  # type: ignore[attr-defined]
-        first, second = ds.choose_ahead([np.arange(20), np.arange(20, 40)], 0)
+        ds.reader._file.ahead.everything_cached = lambda: True  # type: ignore[attr-defined]
+        first, second = ds.plan_ahead([np.arange(20), np.arange(20, 40)], 0)
         assert len(list(first().records.views(0, 20))) == 20
         with open(path, "r+b") as file:
             file.truncate(100)

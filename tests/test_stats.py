@@ -208,7 +208,7 @@ def test_reading_and_decoding_are_told_apart_and_the_slowest_is_named(
         decoded.append(len(decoded))
 
     dataset = ImageDataset(pack, crop=CROP, threads=1)
-    monkeypatch.setattr(ReadAhead, "resting", lambda self: False)
+    monkeypatch.setattr(ReadAhead, "everything_cached", lambda self: False)
     monkeypatch.setattr(LaterPlan, "views", slow_views)
     monkeypatch.setattr(Decoder, "_fill", slow_fill)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])

@@ -397,7 +397,7 @@ class TestWaiting:
         assert [targets.tolist() for _, targets in batches] == [[4, 5]]
 
     def test_the_thread_that_waits_ends_with_the_next_record(self, monkeypatch):
-        monkeypatch.setattr("packfmt.training.feed.PATIENCE", 0.01)
+        monkeypatch.setattr("packfmt.training.stream.PATIENCE", 0.01)
         source = Waiting(3)
         samples = iter(packfmt.ImageStream(source, threads=2))
         assert targets_of(itertools.islice(samples, 3)) == [0, 1, 2]

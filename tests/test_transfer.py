@@ -12,7 +12,7 @@ from training_packs import CROP, labels_of, make_pack
 
 from packfmt import ImageDataset, Loader
 from packfmt.training import loader as loader_module
-from packfmt.training.transfer import DeviceMover, map_tensors
+from packfmt.training.device import DeviceMover, map_tensors
 
 
 class FakeCuda:

@@ -96,7 +96,7 @@ def test_a_process_that_does_not_read_asks_now_and_then(pack: Path, monkeypatch:
     asked: list[int] = []
     with packfmt.open(pack) as reader:
         ahead = reader._file.ahead
-        monkeypatch.setattr(ahead, "resting", lambda: True)
+        monkeypatch.setattr(ahead, "everything_cached", lambda: True)
         monkeypatch.setattr(ahead, "_begin", lambda offsets, sizes: asked.append(len(offsets)))
         reader.will_need(range(8))
         assert not asked

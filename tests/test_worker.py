@@ -35,7 +35,7 @@ from training_packs import (
 
 import packfmt
 from packfmt import ImageDataset, Loader, RandomResizedCrop
-from packfmt.training import slots
+from packfmt.training import arena as slots
 from packfmt.training.engine import Request
 
 pytestmark = pytest.mark.filterwarnings(FORKS_BESIDE_THREADS)
@@ -156,14 +156,14 @@ def test_no_room_for_a_batchs_memory_says_what_to_do(ds: ImageDataset, monkeypat
     def refuse(connection: object) -> int:
         raise RuntimeError("received 0 items of ancdata")
 
-    monkeypatch.setattr("packfmt.training.worker.reduction.recv_handle", refuse)
+    monkeypatch.setattr("packfmt.training.process.reduction.recv_handle", refuse)
     with forked(ds, 16) as loader, pytest.raises(RuntimeError, match="may open no more files"):
         next(iter(loader))
 
 
 def test_closing_does_not_wait_for_work(pack: str) -> None:
     loader = forked(ImageDataset(pack, crop=CROP, transform=stop_here))
-    next(loader._start_engine().tickets(iter([Request(0, 0, torch.arange(4).numpy(), torch.arange(0).numpy())])))
+    next(loader._start_engine().handles(iter([Request(0, 0, torch.arange(4).numpy(), torch.arange(0).numpy())])))
     (pid,) = processes_of(loader)
     began = time.monotonic()
     loader.close()
@@ -339,7 +339,7 @@ def test_batches_stay_intact_while_they_are_held(ds: ImageDataset) -> None:
 
 
 def test_hoarded_batches(ds: ImageDataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "MOST_SLOTS", 2)
+    monkeypatch.setattr(slots, "MOST_BLOCKS", 2)
     expected = pixels_of(Loader(ds, 4))
     with forked(ds, 4) as loader:
         assert pixels_of(list(loader)) == expected

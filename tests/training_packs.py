@@ -23,7 +23,7 @@ CROP = packfmt.RandomResizedCrop(16)
 FLIP = packfmt.HorizontalFlip()
 NO_IMAGE = b"this is no image"
 
-multiprocessing.set_forkserver_preload(["torch", "packfmt.training.worker"])  # once for all tests, not once for each
+multiprocessing.set_forkserver_preload(["torch", "packfmt.training.process"])  # once for all tests, not once for each
 
 FORKS_BESIDE_THREADS = "ignore:This process .* is multi-threaded:DeprecationWarning"  # what the tests are about
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sized
 from itertools import chain, islice, repeat
 from typing import ClassVar
@@ -9,9 +10,8 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from packfmt.sampling.blocksahead import NONE, blocks_ahead
-from packfmt.sampling.facts import check_indices, digest, labels_of, length_of, places_of, record_bytes_of
-from packfmt.sampling.order import BatchSampler, Partial
+from packfmt.sampling.dataset import check_indices, digest, labels_of, length_of, places_of, record_bytes_of
+from packfmt.sampling.order import NONE, BatchSampler, Partial
 from packfmt.sampling.quality import warn_if_one_sided
 from packfmt.sampling.ranks import Indices, on_one_machine, whole_number
 from packfmt.sampling.sampleindex import ONCE, Draws, Repeats, draw_numbers, repeats
@@ -19,7 +19,54 @@ from packfmt.sampling.shuffle import BlockOrder
 from packfmt.sampling.weighted import WeightedDraws
 from packfmt.system import memory_bytes
 
-__all__ = ["BlockBatchSampler", "default_block_size", "default_window"]
+__all__ = ["BlockBatchSampler", "block_readahead", "default_block_size", "default_window"]
+
+CATCH_UP = 4.0  # times the speed of the batches, at which a window is caught up on that was not read before its turn
+
+
+def block_readahead(order: BlockOrder, epoch: int, start: int, size: int) -> Iterator[Indices]:
+    """For each batch from place ``start`` on, the blocks whose reading should begin before it; often none.
+
+    While a window is in use the next one is read, in the order of the file and in step with the batches, so that no
+    batch waits for it. A disk gives whole blocks many times faster than the single records of a batch where the number
+    of its operations is limited, as that of spinning and of rented disks is. A window that nobody could read before its
+    turn, the first one, is caught up on at ``CATCH_UP`` times the speed of the batches.
+
+    Args:
+        order: whose windows.
+        epoch: 0 <= epoch < 2**63.
+        start: 0 <= start <= order.count.
+        size: places that a batch takes.
+
+    Returns:
+        (n,) int64 numbers of blocks for each batch, each block once.
+    """
+    waiting: deque[tuple[int, int]] = deque()  # (window, block)
+    late = 0  # of them, in the window in use
+    known = order.window_at(epoch, start) if start < order.count else 0  # the first window that is not among them
+    stop = start  # of the window in use
+    pace = CATCH_UP * size / order.block_size
+    credit = 0.0
+    while start < order.count:
+        if start >= stop:
+            window = order.window_at(epoch, start)
+            stop = order.window_range(epoch, window)[1]
+            for number in range(max(known, window), min(window + 2, order.windows)):
+                waiting.extend((number, block) for block in order.blocks_of(epoch, number))
+                known = number + 1
+            while waiting and waiting[0][0] < window:
+                waiting.popleft()
+            late = sum(number == window for number, _ in waiting)
+        due = 0
+        if waiting:
+            batches = max(1.0, (stop - start) / size)
+            credit += pace if late > 0 else min(pace, len(waiting) / batches)
+            due = min(int(credit), len(waiting))
+            credit -= due
+            late -= due
+        yield np.array([waiting.popleft()[1] for _ in range(due)], dtype=np.int64) if due else NONE
+        start += size
+
 
 ASSUMED_RECORD_BYTES = 65536.0  # a small JPEG, where nobody tells
 # A disk that takes 10 ms to find a place and reads 200 MB/s reads half of its time; an SSD or network disk nearly all.
@@ -221,7 +268,9 @@ class BlockBatchSampler(BatchSampler):
         near = on_one_machine(self._ranks.of_process[1])
         if not (near and self.shuffle and self._order.count and self._pays(chosen)):
             return super().read_ahead(epoch, start)
-        wanted = (self._own_records(chosen, blocks) for blocks in blocks_ahead(self._order, epoch, start * size, size))
+        wanted = (
+            self._own_records(chosen, blocks) for blocks in block_readahead(self._order, epoch, start * size, size)
+        )
         return islice(chain(wanted, repeat(NONE)), self._length - start)
 
     def _pays(self, chosen: Indices | None) -> bool:
@@ -271,7 +320,7 @@ class BlockBatchSampler(BatchSampler):
 
 
 def _by_place(chosen: Indices | None, view: Indices | None) -> Indices | None:
-    """Chosen records, None for all, in the order that they lie in the pack; None where that is the order of all."""
+    """PlannedBatch records, None for all, in the order that they lie in the pack; None where that is the order of all."""
     if view is None:
         return None if chosen is None else np.sort(chosen)
     if chosen is None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packfmt.sampling.block import ASSUMED_RECORD_BYTES, default_block_size, default_window
-from packfmt.sampling.facts import check_indices, column_of, digest, length_of, record_bytes_of
+from packfmt.sampling.dataset import check_indices, column_of, digest, length_of, record_bytes_of
 from packfmt.sampling.order import BatchSampler, Partial
 from packfmt.sampling.ranks import Indices, whole_number
 from packfmt.sampling.sampleindex import ONCE, Draws, draw_numbers, repeats

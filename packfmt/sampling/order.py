@@ -11,15 +11,15 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from packfmt.sampling.blocksahead import NONE
-from packfmt.sampling.facts import ask_of, labels_of, record_bytes_of, tell_epoch
+from packfmt.sampling.dataset import labels_of, readahead_of, record_bytes_of, tell_epoch
 from packfmt.sampling.quality import OrderQuality, measure
 from packfmt.sampling.ranks import Indices, Ranks, share, split_by, warn_user, whole_number
 from packfmt.sampling.sampleindex import ONCE, Draws, SampleIndex, Upcoming
 
-__all__ = ["BatchSampler", "Partial"]
+__all__ = ["NONE", "BatchSampler", "Partial"]
 
 Partial = Literal["drop", "pad", "keep"]
+NONE = np.empty(0, dtype=np.int64)  # no records to read ahead
 
 STATE_VERSION = 1
 _SPAN = 32  # batches that are looked at together for their locality where there are no windows
@@ -358,7 +358,7 @@ class BatchSampler(ABC):
         announce = getattr(self._dataset, "announce", None)
         lookahead = int(getattr(self._dataset, "lookahead", 0)) if announce is not None else 0
         waiting: deque[tuple[Indices, Draws]] = deque()
-        ask = ask_of(self._dataset)
+        ask = readahead_of(self._dataset)
         for (batch, near), draws in zip(self.with_read_ahead(epoch, start), self.draws(epoch, start), strict=False):
             ask(near)
             if announce is not None and lookahead > 0:

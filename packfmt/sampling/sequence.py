@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from packfmt.sampling.facts import check_indices, digest, length_of
+from packfmt.sampling.dataset import check_indices, digest, length_of
 from packfmt.sampling.order import BatchSampler, Partial
 from packfmt.sampling.ranks import Indices, warn_user, whole_number
 from packfmt.sampling.sampleindex import Draws, Repeats, draw_numbers, repeats

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from packfmt.sampling.facts import digest
+from packfmt.sampling.dataset import digest
 from packfmt.sampling.ranks import Indices, whole_number
 from packfmt.sampling.shuffle import WEIGHTED, uniform
 

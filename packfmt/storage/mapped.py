@@ -111,11 +111,11 @@ class MappedReader(Reader):
         return plan or LaterPlan(self.read, positions)
 
     def will_need(self, indices: Indices) -> None:
-        if not self._file.ahead.resting():
+        if not self._file.ahead.everything_cached():
             self._ask(indices)
 
     def will_need_blocks(self, indices: Indices) -> None:
-        if not self._file.ahead.resting_from_blocks():
+        if not self._file.ahead.blocks_cached():
             self._ask(indices)
 
     def _ask(self, indices: Indices) -> None:

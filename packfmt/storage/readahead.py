@@ -19,7 +19,7 @@ except ImportError:  # Windows has no page faults to count, and no madvise to sa
 __all__ = ["ReadAhead"]
 
 PROBE = 8  # blocks of which one is asked for all the same
-CALM = 4096  # records in a row that were found in memory, before asking stops
+QUIET_AFTER = 4096  # records in a row that were found in memory, before asking stops
 # Seconds within which the system answers that it has nothing to do, on two busy cores too: for each piece that lies
 # apart, and each byte, since it looks for every page. For 2 MiB it takes 25 µs then, and 300 µs if they must be read.
 QUICK, QUICK_BYTE = 25e-6, 25e-12
@@ -30,7 +30,7 @@ class ReadAhead:
 
     That the process has read from a disk since, by a page fault or otherwise, starts it again: the system counts both.
     Network file systems it does not count; there a slow answer says the same. So a set that is partly in memory costs
-    one unannounced read in ``CALM`` records at the most.
+    one unannounced read in ``QUIET_AFTER`` records at the most.
 
     Thread-safe: a race costs an answer too many or too few.
 
@@ -44,21 +44,21 @@ class ReadAhead:
         self._turn = 0
         self._disk_reads = (-1, -1)
 
-    def resting(self) -> bool:
+    def everything_cached(self) -> bool:
         """Whether reads have long found everything in memory, and still do."""
         found = _disk_reads()
         if found != self._disk_reads:
             self._disk_reads, self._calm = found, 0
-        return self._calm >= CALM
+        return self._calm >= QUIET_AFTER
 
-    def resting_from_blocks(self) -> bool:
+    def blocks_cached(self) -> bool:
         """The same for blocks. Another process may be the one to read them, so one in ``PROBE`` is asked for anyway."""
         self._turn = (self._turn + 1) % PROBE
-        return self.resting() and self._turn > 0
+        return self.everything_cached() and self._turn > 0
 
     def before(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:
         """Prepare to read these ranges."""
-        if not self.resting():
+        if not self.everything_cached():
             self.ask(offsets, sizes)
 
     def ask(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:

@@ -102,7 +102,7 @@ class ShardFile:
         Where all is in memory it is read in the asked order, which is quicker then.
         """
         offsets, lengths = self.ranges(positions)
-        if self.bytes.any_order and self.ahead.resting():
+        if self.bytes.any_order and self.ahead.everything_cached():
             views = self.bytes.slices(offsets.tolist(), lengths.tolist())
             if verify:
                 self._check(positions, views, verify)
@@ -125,7 +125,7 @@ class ShardFile:
         Raises:
             CorruptError: a range is damaged, or the file has changed its size.
         """
-        if not (self.bytes.any_order and self.ahead.resting()):
+        if not (self.bytes.any_order and self.ahead.everything_cached()):
             return None
         offsets, lengths = self.ranges(positions)
         passes = self._pass_once if verify == "once" else _pass if verify else _unchecked
@@ -179,7 +179,7 @@ class ShardFile:
             yield CorruptError(f"{what} does not match its checksum; restore the file from a copy", path=self.path)
 
     def hash_section(self, section: Section, digest: Any) -> None:
-        """Feed a section to a hash, a window at a time."""
+        """RecordQueue a section to a hash, a window at a time."""
         self.bytes.check_size()
         for start in range(section.offset, section.offset + section.size, WINDOW):
             size = min(WINDOW, section.offset + section.size - start)

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from packfmt.errors import DecodeError
 from packfmt.randomness import sampling
 from packfmt.training.chunk import ChunkRecords
+from packfmt.training.pipeline import Pipeline
 from packfmt.training.plan import BatchPlan, add_note
 from packfmt.training.pool import Pool
-from packfmt.training.recipe import Recipe
 from packfmt.training.resize import flipped
 
 __all__ = ["BatchJob", "Timing"]
@@ -45,7 +45,7 @@ class BatchJob:
     """A batch under way. ``wait`` waits for it.
 
     Args:
-        recipe: how samples are made.
+        pipeline: how samples are made.
         indices: (N,) records.
         plan: chooses crops and takes memory. Called in the thread that comes to the batch first: a third thread that
             plans while all cores decode makes the others wait for the interpreter lock.
@@ -55,13 +55,13 @@ class BatchJob:
 
     def __init__(
         self,
-        recipe: Recipe,
+        pipeline: Pipeline,
         indices: npt.NDArray[np.int64],
         plan: Callable[[], BatchPlan],
         pool: Pool,
         then: Callable[[BatchJob], Any] | None = None,
     ) -> None:
-        self.recipe = recipe
+        self.pipeline = pipeline
         self.indices = indices
         self.product: Any = None
         self.failures: dict[int, Exception] = {}
@@ -104,7 +104,7 @@ class BatchJob:
         if self._raised:  # chunks are taken in order, so that the first to fail is among them, whatever the threads do
             raised, self._raised = self._raised, []  # given away: what it knows of its frames holds this job
             raise min(raised, key=itemgetter(0))[1]
-        if self.failures and self.recipe.on_error == "raise":
+        if self.failures and self.pipeline.on_error == "raise":
             raise self.failures[min(self.failures)]
         return self.failures
 
@@ -152,7 +152,7 @@ class BatchJob:
 
     def _finish(self) -> None:
         try:
-            failed = self._raised or (self.failures and self.recipe.on_error == "raise")
+            failed = self._raised or (self.failures and self.pipeline.on_error == "raise")
             if self._then is not None and not failed:
                 began = time.perf_counter()
                 self.product = self._then(self)
@@ -172,7 +172,7 @@ class BatchJob:
         decoded = time.perf_counter()
         seconds, place = records.slowest
         self.timing.slowest.append((seconds, int(self.indices[start + place])))
-        if self.recipe.transforming:
+        if self.pipeline.transforming:
             for position in range(start, stop):
                 if position not in self.failures:
                     self._transform(plan, position)
@@ -189,7 +189,7 @@ class BatchJob:
             for position, record in enumerate(records, start):
                 self._decode_alone(position, record)
             return
-        failures = self.recipe.decoder.decode_into(
+        failures = self.pipeline.decoder.decode_into(
             records,
             plan.out[start:stop],
             boxes=None if choices.boxes is None else choices.boxes[start:stop],
@@ -205,7 +205,7 @@ class BatchJob:
         if choices.boxes is not None:
             box, size = choices.boxes[position].tolist(), plan.size(position)
         try:
-            pixels = self.recipe.decoder.decode(record, box=box, size=size)
+            pixels = self.pipeline.decoder.decode(record, box=box, size=size)
         except DecodeError as error:
             self._fail(position, error.message)
             return
@@ -215,22 +215,22 @@ class BatchJob:
     def _fail(self, position: int, message: str) -> None:
         if position in self.failures:  # its bytes were damaged already
             return
-        reader, index = self.recipe.reader, int(self.indices[position])
+        reader, index = self.pipeline.reader, int(self.indices[position])
         path, local = reader.locate(index)
         self.failures[position] = DecodeError(message, path=path, index=local, key=reader.key(index))
 
     def _transform(self, plan: BatchPlan, position: int) -> None:
-        recipe = self.recipe
+        pipeline = self.pipeline
         with sampling(plan.choices.keys[position]):
             try:
-                image = recipe.present(plan.pixels(position))
-                if recipe.transform is not None:
-                    image = recipe.transform(image)
-                if recipe.transforms is not None and plan.targets is not None:
-                    (target,) = recipe.targets.from_columns(plan, [position])[0]
-                    image, plan.targets[position] = recipe.transforms(image, target)
+                image = pipeline.present(plan.pixels(position))
+                if pipeline.transform is not None:
+                    image = pipeline.transform(image)
+                if pipeline.transforms is not None and plan.targets is not None:
+                    (target,) = pipeline.targets.from_columns(plan, [position])[0]
+                    image, plan.targets[position] = pipeline.transforms(image, target)
                 plan.images[position] = image
             except Exception as error:
                 index = int(self.indices[position])
-                add_note(error, f"in the transform of record {index}, key {recipe.reader.key(index)!r}")
+                add_note(error, f"in the transform of record {index}, key {pipeline.reader.key(index)!r}")
                 raise

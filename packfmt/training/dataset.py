@@ -25,15 +25,15 @@ from packfmt.storage import Reader
 from packfmt.storage.base import Verify
 from packfmt.storage.columns import Columns, select_column
 from packfmt.storage.filebytes import IO
-from packfmt.training.ahead import Ahead
+from packfmt.training.arena import Arena
 from packfmt.training.batch import BatchJob
 from packfmt.training.epochs import DrawCounter, EpochCounter
+from packfmt.training.pipeline import Form, Output, Pipeline, make_pipeline
 from packfmt.training.plan import Allocate, plan_batch
 from packfmt.training.pool import CallerPool, DecodePool
-from packfmt.training.recipe import Form, Output, Recipe, make_recipe
-from packfmt.training.recycle import Recycler
+from packfmt.training.prefetch import PrefetchQueue
 from packfmt.training.samples import SampleList, Samples, as_batch, make_batch
-from packfmt.training.span import Chosen, Span
+from packfmt.training.span import PlanGroup, PlannedBatch
 from packfmt.training.targets import BoxFrame, TargetForm, TargetOptions
 
 __all__ = ["ImageDataset", "LMDBImageDataset", "MMapImageDataset"]
@@ -142,7 +142,7 @@ class ImageDataset(Dataset[Any]):
             raise TypeError("the pack is a dataset already: its select() and split() give others over the same pack")
         self.reader = pack if isinstance(pack, Reader) else storage.open(pack, io=io, verify=verify)
         _refuse_without_sizes(self.reader)
-        self._recipe = make_recipe(
+        self._pipeline = make_pipeline(
             self.reader,
             crop=crop,
             flip=flip,
@@ -158,7 +158,7 @@ class ImageDataset(Dataset[Any]):
             on_error=on_error,
         )
         self._pool = DecodePool(threads)
-        self._recycler = Recycler()
+        self._recycler = Arena()
         self.seed = seed
         self.lookahead = lookahead
         self.changes = 0
@@ -172,10 +172,10 @@ class ImageDataset(Dataset[Any]):
         self._draws: DrawCounter | None = None
         self._count_draws()
         self.skipped = 0
-        self._ahead = Ahead()
+        self._ahead = PrefetchQueue()
 
     def _count_draws(self) -> None:
-        if self._draws is None and self._recipe.random:
+        if self._draws is None and self._pipeline.random:
             self._draws = DrawCounter(len(self))
 
     def __len__(self) -> int:
@@ -214,14 +214,14 @@ class ImageDataset(Dataset[Any]):
     targets = labels  # as torchvision's datasets name them
 
     @property
-    def recipe(self) -> Recipe:
+    def pipeline(self) -> Pipeline:
         """How samples are made now. It does not change: assigning an option makes a new one."""
-        return self._recipe
+        return self._pipeline
 
     @property
     def crop(self) -> Crop | None:
         """The crop; may be assigned, as the other options below."""
-        return self._recipe.crop
+        return self._pipeline.crop
 
     @crop.setter
     def crop(self, crop: Crop | None) -> None:
@@ -230,7 +230,7 @@ class ImageDataset(Dataset[Any]):
     @property
     def flip(self) -> tuple[Flip, ...]:
         """The flips, none or several."""
-        return self._recipe.flips
+        return self._pipeline.flips
 
     @flip.setter
     def flip(self, flip: Flip | Sequence[Flip] | float | None) -> None:
@@ -239,7 +239,7 @@ class ImageDataset(Dataset[Any]):
     @property
     def transform(self) -> Callable[[Any], Any] | None:
         """What is called with each image."""
-        return self._recipe.transform
+        return self._pipeline.transform
 
     @transform.setter
     def transform(self, transform: Callable[[Any], Any] | None) -> None:
@@ -248,7 +248,7 @@ class ImageDataset(Dataset[Any]):
     @property
     def target_transform(self) -> Callable[[Any], Any] | None:
         """What is called with each target."""
-        return self._recipe.targets.transform
+        return self._pipeline.targets.transform
 
     @target_transform.setter
     def target_transform(self, transform: Callable[[Any], Any] | None) -> None:
@@ -257,14 +257,14 @@ class ImageDataset(Dataset[Any]):
     @property
     def transforms(self) -> Callable[[Any, Any], Any] | None:
         """What is called with each image and its target."""
-        return self._recipe.transforms
+        return self._pipeline.transforms
 
     @transforms.setter
     def transforms(self, transforms: Callable[[Any, Any], Any] | None) -> None:
         self._change(transforms=transforms)
 
     def _change(self, **options: Any) -> None:
-        self._recipe = self._recipe.changed(**options)
+        self._pipeline = self._pipeline.changed(**options)
         self.changes += 1
         self._count_draws()
         self._ahead.clear()
@@ -410,7 +410,7 @@ class ImageDataset(Dataset[Any]):
         draws: Draws = ONCE,
         allocate: Allocate | None = None,
         then: Callable[[BatchJob], Any] | None = None,
-        chosen: Chosen | None = None,
+        chosen: PlannedBatch | None = None,
     ) -> BatchJob:
         """Begin a batch in the threads; ``finish`` gives its samples.
 
@@ -420,35 +420,35 @@ class ImageDataset(Dataset[Any]):
             draws: that key them too.
             allocate: gives the array for decoded images by its shape (N, H, W, C); None takes the dataset's own.
             then: called with the job in the thread that finishes last; ``job.product`` is what it returned.
-            chosen: from ``choose_ahead``, for these indices; None chooses for this batch alone.
+            chosen: from ``plan_ahead``, for these indices; None chooses for this batch alone.
         """
         if chosen is None:
-            (chosen,) = self.choose_ahead((indices,), epoch, (draws,))
+            (chosen,) = self.plan_ahead((indices,), epoch, (draws,))
         positions = chosen.positions
         with suppress(CorruptError):  # said where the record is read
             self.reader.will_need(positions)  # the whole batch at once, and before the threads come to it
-        plan = functools.partial(plan_batch, chosen.recipe, chosen, allocate or self._recycler.allocate)
-        return BatchJob(chosen.recipe, positions, plan, self._pool, then)
+        plan = functools.partial(plan_batch, chosen.pipeline, chosen, allocate or self._recycler.allocate)
+        return BatchJob(chosen.pipeline, positions, plan, self._pool, then)
 
-    def choose_ahead(
+    def plan_ahead(
         self,
         batches: Sequence[npt.ArrayLike],
         epoch: int,
         draws: Sequence[Draws] | None = None,
-        recipe: Recipe | None = None,
-    ) -> list[Chosen]:
+        pipeline: Pipeline | None = None,
+    ) -> list[PlannedBatch]:
         """What ``start`` takes as ``chosen`` for each of some batches, which costs less than for one after another.
 
         Args:
             batches: (N,) record indices each.
             epoch: that keys the random numbers.
             draws: of each batch, which key them too; None where all records are drawn once.
-            recipe: of the batches; None takes the present one.
+            pipeline: of the batches; None takes the present one.
         """
         positions = [self._in_pack(self._positions(batch)) for batch in batches]
         draws = [ONCE] * len(positions) if draws is None else [self._draws_in_pack(each) for each in draws]
-        span = Span(recipe or self._recipe, positions, draws, functools.partial(_keys, self.seed, epoch))
-        return [Chosen(batch, span, number) for number, batch in enumerate(positions)]
+        span = PlanGroup(pipeline or self._pipeline, positions, draws, functools.partial(_keys, self.seed, epoch))
+        return [PlannedBatch(batch, span, number) for number, batch in enumerate(positions)]
 
     def finish(self, job: BatchJob) -> Samples:
         """Wait for a batch that ``start`` began.
@@ -489,7 +489,7 @@ class ImageDataset(Dataset[Any]):
     def with_threads(self, threads: int) -> ImageDataset:
         """The same dataset with another number of threads, not started yet."""
         other = copy.copy(self)
-        other._pool, other._ahead = DecodePool(threads), Ahead()
+        other._pool, other._ahead = DecodePool(threads), PrefetchQueue()
         return other
 
     def __enter__(self) -> ImageDataset:
@@ -511,15 +511,15 @@ class ImageDataset(Dataset[Any]):
     def _sample(self, index: Any) -> Any:
         positions = self._positions((index,))
         epoch, draws = self._drawn((index,), positions)
-        (chosen,) = self.choose_ahead((positions,), epoch, (draws,))
-        plan = functools.partial(plan_batch, chosen.recipe, chosen)
-        return self._some(BatchJob(chosen.recipe, chosen.positions, plan, CallerPool()))[0]
+        (chosen,) = self.plan_ahead((positions,), epoch, (draws,))
+        plan = functools.partial(plan_batch, chosen.pipeline, chosen)
+        return self._some(BatchJob(chosen.pipeline, chosen.positions, plan, CallerPool()))[0]
 
     def _batch(self, indices: Sequence[int]) -> Any:
         positions = self._positions(indices)
         epoch, draws = self._drawn(indices, positions)
         images, targets = make_batch(self._some(self.start(positions, epoch, draws=draws)), "stack")
-        return as_batch(images, targets, self._recipe.sample)
+        return as_batch(images, targets, self._pipeline.sample)
 
     def _begin(self, positions: npt.NDArray[np.int64], epoch: int, draws: Draws) -> BatchJob:
         return self.start(positions, epoch, draws=draws)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from packfmt.randomness import batch_rng
-from packfmt.sampling.facts import ask_of
+from packfmt.sampling.dataset import readahead_of
 from packfmt.sampling.sampleindex import ONCE, Draws
 from packfmt.training.batch import SLOW_SAMPLES, BatchJob, Timing
 from packfmt.training.collate import Collate
@@ -20,9 +20,9 @@ from packfmt.training.dataset import ImageDataset
 from packfmt.training.plan import Allocate
 from packfmt.training.samples import as_batch, make_batch
 
-__all__ = ["Batching", "Engine", "Finish", "Made", "Request", "ThreadEngine", "made_of"]
+__all__ = ["Batch", "Batching", "Engine", "Finish", "Request", "ThreadEngine", "batch_of"]
 
-Mix = Callable[..., Any]
+BatchTransform = Callable[..., Any]
 
 SPAN = 512  # samples whose crops are chosen together: numpy's calls then cost little beside its work
 MOST_BATCHES = 16  # taken from a sampler for it
@@ -43,7 +43,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Made:
+class Batch:
     """A batch that was made, and what there is to say about it."""
 
     batch: Any  # (images, targets), or a dict of them
@@ -61,19 +61,19 @@ class Engine(Protocol):
     def usable(self) -> bool:
         """Whether it can go on; a new one is needed after a fork, or when a process has died."""
 
-    def tickets(self, requests: Iterator[Request]) -> Iterator[Any]:
-        """Begin a batch each time that the iterator is asked, which gives a ticket for ``collect``.
+    def handles(self, requests: Iterator[Request]) -> Iterator[Any]:
+        """Begin a batch each time that the iterator is asked, which gives a handle for ``collect``.
 
         Requests may be taken from theirs some batches before they are begun.
         """
 
-    def ready(self, ticket: Any) -> bool:
+    def ready(self, handle: Any) -> bool:
         """Whether ``collect`` would return at once."""
 
-    def collect(self, ticket: Any) -> Made:
-        """Wait for a batch. Tickets are collected in the order they were given."""
+    def collect(self, handle: Any) -> Batch:
+        """Wait for a batch. Handles are collected in the order they were given."""
 
-    def cancel(self, ticket: Any) -> None:
+    def cancel(self, handle: Any) -> None:
         """Give up a batch."""
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class Batching:
     """
 
     collate: Collate
-    transform: Mix | None
+    transform: BatchTransform | None
     memory_format: torch.memory_format | None
 
 
@@ -122,10 +122,10 @@ class Finish:
             images, targets = transform(images, targets)
         if memory_format is not None and isinstance(images, torch.Tensor) and images.ndim == 4:
             images = images.contiguous(memory_format=memory_format)
-        return as_batch(images, targets, job.recipe.sample)
+        return as_batch(images, targets, job.pipeline.sample)
 
 
-def takes_rng(transform: Mix) -> bool:
+def takes_rng(transform: BatchTransform) -> bool:
     """Whether a batch transform asks for a generator: by a third argument without a default, or one named ``rng``.
 
     torchvision's take any number and want two.
@@ -139,7 +139,7 @@ def takes_rng(transform: Mix) -> bool:
     return len(positional) >= 3 and (positional[2].default is inspect.Parameter.empty or positional[2].name == "rng")
 
 
-def made_of(dataset: ImageDataset, job: BatchJob) -> Made:
+def batch_of(dataset: ImageDataset, job: BatchJob) -> Batch:
     """Wait for a job and describe it.
 
     Raises:
@@ -149,7 +149,7 @@ def made_of(dataset: ImageDataset, job: BatchJob) -> Made:
     dataset.skipped += len(failures)
     job.timing.slowest = sorted(job.timing.slowest, reverse=True)[:SLOW_SAMPLES]
     errors = [failures[position] for position in sorted(failures)]
-    return Made(job.product, len(job.indices) - len(errors), job.timing, errors)
+    return Batch(job.product, len(job.indices) - len(errors), job.timing, errors)
 
 
 class ThreadEngine:
@@ -163,13 +163,13 @@ class ThreadEngine:
         self._how = how
         self._allocate = allocate
 
-    def tickets(self, requests: Iterator[Request]) -> Iterator[BatchJob]:
+    def handles(self, requests: Iterator[Request]) -> Iterator[BatchJob]:
         dataset = self._dataset
-        recipe = dataset.recipe  # what is assigned to the dataset from now on is for the next iteration
-        ask = ask_of(dataset)
+        pipeline = dataset.pipeline  # what is assigned to the dataset from now on is for the next iteration
+        ask = readahead_of(dataset)
         for span in _spans(requests):
-            parts = dataset.choose_ahead(
-                [request.indices for request in span], span[0].epoch, [request.draws for request in span], recipe
+            parts = dataset.plan_ahead(
+                [request.indices for request in span], span[0].epoch, [request.draws for request in span], pipeline
             )
             for request, chosen in zip(span, parts, strict=True):
                 finish = Finish(dataset, self._how, request)
@@ -177,14 +177,14 @@ class ThreadEngine:
                 ask(request.near)  # now that the threads have something to do
                 yield job
 
-    def ready(self, ticket: BatchJob) -> bool:
-        return ticket.done
+    def ready(self, handle: BatchJob) -> bool:
+        return handle.done
 
-    def collect(self, ticket: BatchJob) -> Made:
-        return made_of(self._dataset, ticket)
+    def collect(self, handle: BatchJob) -> Batch:
+        return batch_of(self._dataset, handle)
 
-    def cancel(self, ticket: BatchJob) -> None:
-        ticket.cancel()
+    def cancel(self, handle: BatchJob) -> None:
+        handle.cancel()
 
     def close(self) -> None:
         """The threads are the dataset's, and end with it."""

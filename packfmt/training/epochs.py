@@ -15,8 +15,8 @@ import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
 from packfmt.sampling.sampleindex import ONCE, Draws, repeats
+from packfmt.training.arena import nameless_file
 from packfmt.training.pool import reset_after_fork
-from packfmt.training.slots import nameless_file
 
 __all__ = ["DrawCounter", "EpochCounter"]
 

@@ -17,10 +17,10 @@ from packfmt.errors import CorruptError
 from packfmt.sampling import BatchSampler, BlockBatchSampler
 from packfmt.training.collate import Collate
 from packfmt.training.dataset import ImageDataset
-from packfmt.training.engine import Batching, Engine, Made, Mix, Request, ThreadEngine
+from packfmt.training.device import DeviceMover, map_tensors, pinned_array
+from packfmt.training.engine import Batch, Batching, BatchTransform, Engine, Request, ThreadEngine
+from packfmt.training.process import ProcessEngine
 from packfmt.training.stats import LoaderStats, StatsRecorder
-from packfmt.training.transfer import DeviceMover, map_tensors, pinned_array
-from packfmt.training.worker import ProcessEngine
 
 __all__ = ["Loader"]
 
@@ -89,7 +89,7 @@ class Loader:
         partial: Literal["drop", "pad", "keep"] = "keep",
         indices: npt.ArrayLike | None = None,
         collate: Collate = "stack",
-        batch_transform: Mix | None = None,
+        batch_transform: BatchTransform | None = None,
         workers: int = 0,
         start_method: str | None = None,
         prefetch: int = 2,
@@ -262,22 +262,22 @@ class Loader:
             self._heard = self.sampler.moves
             self._move(*self.sampler.place)
 
-    def _made(self, epoch: int, start: int) -> Generator[tuple[int, Made], None, None]:
+    def _made(self, epoch: int, start: int) -> Generator[tuple[int, Batch], None, None]:
         """The epoch's batches, each asked for ``prefetch`` ahead."""
         engine = self._start_engine()
-        tickets, done = deque[Any](), start
+        handles, done = deque[Any](), start
         try:
-            for ticket in engine.tickets(self._requests(epoch, start)):
-                tickets.append(ticket)
-                if len(tickets) > self._prefetch:
+            for handle in engine.handles(self._requests(epoch, start)):
+                handles.append(handle)
+                if len(handles) > self._prefetch:
                     done += 1
-                    yield done, self._collect(engine, tickets)
-            while tickets:
+                    yield done, self._collect(engine, handles)
+            while handles:
                 done += 1
-                yield done, self._collect(engine, tickets)
+                yield done, self._collect(engine, handles)
         finally:
-            for ticket in tickets:
-                engine.cancel(ticket)
+            for handle in handles:
+                engine.cancel(handle)
 
     def _requests(self, epoch: int, start: int) -> Iterator[Request]:
         rank, ranks = self.sampler.rank, self.sampler.world_size
@@ -285,16 +285,16 @@ class Loader:
         for number, ((indices, near), draws) in enumerate(batches, start):
             yield Request(epoch, number * ranks + rank, indices, near, draws)
 
-    def _collect(self, engine: Engine, tickets: deque[Any]) -> Made:
-        depth = sum(map(engine.ready, tickets))
-        made = engine.collect(tickets.popleft())
+    def _collect(self, engine: Engine, handles: deque[Any]) -> Batch:
+        depth = sum(map(engine.ready, handles))
+        made = engine.collect(handles.popleft())
         self._stats.threads, self._stats.workers = engine.threads, self._workers
         self._stats.add_batch(made.samples, made.timing, made.failures, depth)
         if not made.samples and self.sampler.world_size > 1:
             raise made.failures[0]
         return made
 
-    def _usable(self, batches: Iterator[tuple[int, Made]], whole_epoch: bool) -> Generator[Numbered, None, None]:
+    def _usable(self, batches: Iterator[tuple[int, Batch]], whole_epoch: bool) -> Generator[Numbered, None, None]:
         """Those that have samples, pinned if that is wanted."""
         error = None
         for done, made in batches:

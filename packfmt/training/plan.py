@@ -16,9 +16,9 @@ from packfmt.images.libjpeg import FLAT
 from packfmt.images.sniff import sniff
 from packfmt.randomness import Keys
 from packfmt.storage.readplan import PartPlan, ReadPlan
-from packfmt.training.recipe import Recipe
+from packfmt.training.pipeline import Pipeline
 
-__all__ = ["Allocate", "BatchPlan", "Choices", "add_note", "choose", "plan_batch"]
+__all__ = ["Allocate", "BatchPlan", "Plan", "add_note", "choose", "plan_batch"]
 
 Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
@@ -31,7 +31,7 @@ BELIEVED = 1 << 22  # pixels that the index may say an image has, if so many byt
 
 
 @dataclass(slots=True)
-class Choices:
+class Plan:
     """What is known of N records before they are read. ``records`` tells where their bytes lie.
 
     ``boxes`` (N, 4) are the crops in source pixels, None without a crop; ``flips`` (N,) as a decoder takes them.
@@ -46,9 +46,9 @@ class Choices:
     flips: Flips | None
     orientations: Array | None
 
-    def part(self, start: int, stop: int) -> Choices:
+    def part(self, start: int, stop: int) -> Plan:
         """Those of the records ``start`` to ``stop`` - 1."""
-        return Choices(
+        return Plan(
             self.indices[start:stop],
             self.keys[start:stop],
             PartPlan(self.records, start),
@@ -71,7 +71,7 @@ class BatchPlan:
     something impossible of, by their positions, and why.
     """
 
-    choices: Choices
+    choices: Plan
     out: Pixels | None
     images: list[Any]
     targets: list[Any] | None
@@ -91,56 +91,56 @@ class BatchPlan:
         return pixels
 
 
-def choose(recipe: Recipe, indices: npt.NDArray[np.int64], keys: Keys) -> Choices:
+def choose(pipeline: Pipeline, indices: npt.NDArray[np.int64], keys: Keys) -> Plan:
     """Choose crops and flips for records, and look up where they lie.
 
     Args:
-        recipe: the dataset's.
+        pipeline: the dataset's.
         indices: (N,) records.
         keys: (N,) their random keys.
 
     Raises:
         ValueError: an image is too small for the crop, with ``on_error="raise"``; a note names it.
     """
-    heights, widths, orientations = _sizes(recipe, indices)
-    boxes = None if recipe.crop is None else _boxes(recipe, recipe.crop, indices, heights, widths, keys)
-    flips = choose_flips(recipe.flips, keys)
-    return Choices(indices, keys, recipe.reader.plan(indices), heights, widths, boxes, flips, orientations)
+    heights, widths, orientations = _sizes(pipeline, indices)
+    boxes = None if pipeline.crop is None else _boxes(pipeline, pipeline.crop, indices, heights, widths, keys)
+    flips = choose_flips(pipeline.flips, keys)
+    return Plan(indices, keys, pipeline.reader.plan(indices), heights, widths, boxes, flips, orientations)
 
 
-def plan_batch(recipe: Recipe, chosen: Callable[[], Choices], allocate: Allocate | None = None) -> BatchPlan:
+def plan_batch(pipeline: Pipeline, chosen: Callable[[], Plan], allocate: Allocate | None = None) -> BatchPlan:
     """Get the choices for a batch's records, and take memory for them.
 
     Args:
-        recipe: the dataset's.
+        pipeline: the dataset's.
         chosen: gives the choices.
         allocate: gives the array for decoded images by its shape; None takes new memory.
     """
     choices = chosen()
     count = len(choices.indices)
-    size, sizes = None if recipe.crop is None else recipe.crop.size, NO_SIZES
+    size, sizes = None if pipeline.crop is None else pipeline.crop.size, NO_SIZES
     refused: dict[int, str] = {}
     if size is None:
-        sizes = _output_sizes(recipe.crop, choices)
-        refused = _bound(recipe, choices, sizes)
+        sizes = _output_sizes(pipeline.crop, choices)
+        refused = _bound(pipeline, choices, sizes)
         size = _common_size(sizes)
-    channels = 3 if recipe.decoder.mode == "RGB" else 1
+    channels = 3 if pipeline.decoder.mode == "RGB" else 1
     out = None if size is None else (allocate or _new_array)((count, *size, channels))
-    targets = None if recipe.transforms is None else [None] * count
+    targets = None if pipeline.transforms is None else [None] * count
     return BatchPlan(choices, out, [None] * count, targets, sizes, refused)
 
 
 def _sizes(
-    recipe: Recipe, indices: npt.NDArray[np.int64]
+    pipeline: Pipeline, indices: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Array | None]:
     """Heights and widths as the decoder will show them, and the orientation tags if they are applied."""
-    columns = recipe.reader.columns
+    columns = pipeline.reader.columns
     heights = columns["height"][indices].astype(np.int64)
     widths = columns["width"][indices].astype(np.int64)
     unknown = (heights < 1) | (widths < 1)
     if unknown.any():  # a kept bad image: it will fail when decoded, and until then needs a size that any crop takes
-        heights[unknown], widths[unknown] = (recipe.crop and recipe.crop.size) or (1, 1)
-    if recipe.decoder.orientation == "ignore":
+        heights[unknown], widths[unknown] = (pipeline.crop and pipeline.crop.size) or (1, 1)
+    if pipeline.decoder.orientation == "ignore":
         return heights, widths, None
     orientations = columns["orientation"][indices]
     turned = orientations >= 5
@@ -148,7 +148,7 @@ def _sizes(
 
 
 def _boxes(
-    recipe: Recipe,
+    pipeline: Pipeline,
     crop: Crop,
     indices: npt.NDArray[np.int64],
     heights: npt.NDArray[np.int64],
@@ -162,11 +162,11 @@ def _boxes(
         if not refused or crop.size is None:
             raise
         small = (heights[refused] < crop.size[0]) | (widths[refused] < crop.size[1])
-        if recipe.on_error == "skip" and small.all():
+        if pipeline.on_error == "skip" and small.all():
             heights[refused], widths[refused] = crop.size  # its box leaves the picture, which decoding will say
             return crop.boxes(heights, widths, keys)
         index = int(indices[refused[0]])
-        add_note(error, f"it is record {index}, key {recipe.reader.key(index)!r}")
+        add_note(error, f"it is record {index}, key {pipeline.reader.key(index)!r}")
         raise
 
 
@@ -179,14 +179,14 @@ def _takes(crop: Crop, place: int, heights: npt.NDArray[np.int64], widths: npt.N
     return True
 
 
-def _output_sizes(crop: Crop | None, choices: Choices) -> npt.NDArray[np.int64]:
+def _output_sizes(crop: Crop | None, choices: Plan) -> npt.NDArray[np.int64]:
     """(N, 2) heights and widths of images that keep their own, or get one that follows from it."""
     if crop is None:
         return np.stack((choices.heights, choices.widths), axis=1)
     return cast(VaryingCrop, crop).sizes(choices.heights, choices.widths)
 
 
-def _bound(recipe: Recipe, choices: Choices, sizes: npt.NDArray[np.int64]) -> dict[int, str]:
+def _bound(pipeline: Pipeline, choices: Plan, sizes: npt.NDArray[np.int64]) -> dict[int, str]:
     """Keep what a pack's columns say from deciding how much memory a batch takes.
 
     A size that is large, or larger than a JPEG of so many bytes can have, is compared with the image's own header,
@@ -195,10 +195,10 @@ def _bound(recipe: Recipe, choices: Choices, sizes: npt.NDArray[np.int64]) -> di
     Returns:
         Position to message of the records that are refused.
     """
-    most = recipe.decoder.max_pixels
+    most = pipeline.decoder.max_pixels
     heights, widths = choices.heights, choices.widths
     try:
-        lengths = recipe.reader.lengths(choices.indices).astype(np.float64)
+        lengths = pipeline.reader.lengths(choices.indices).astype(np.float64)
     except CorruptError:  # of some; said where they are read
         lengths = np.zeros(len(heights))
     # In floats, since two sides of 2**32 - 1 are beyond int64.

@@ -14,7 +14,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from packfmt.training.batch import BatchJob
 from packfmt.training.collate import Collate, collate_images
-from packfmt.training.recipe import Form
+from packfmt.training.pipeline import Form
 
 __all__ = ["NamedSample", "Sample", "SampleList", "Samples", "as_batch", "make_batch"]
 
@@ -72,25 +72,25 @@ class Samples(Sequence[Any]):
 
     def formed(self, image: Any, target: Any) -> Any:
         """One sample, as the user asked for it."""
-        recipe = self.job.recipe
-        if recipe.sample == "tuple":
+        pipeline = self.job.pipeline
+        if pipeline.sample == "tuple":
             return Sample((image, target))
-        return NamedSample({IMAGE: image, TARGET: target} if recipe.targets.listed else _named(image, target))
+        return NamedSample({IMAGE: image, TARGET: target} if pipeline.targets.listed else _named(image, target))
 
     def image(self, position: int) -> Any:
         """The image at a place of the batch, as the user asked for it."""
-        plan, recipe = self.job.plan, self.job.recipe
-        return plan.images[position] if recipe.transforming else recipe.present(plan.pixels(position))
+        plan, pipeline = self.job.plan, self.job.pipeline
+        return plan.images[position] if pipeline.transforming else pipeline.present(plan.pixels(position))
 
     def targets(self, positions: Sequence[int]) -> tuple[list[Any], Callable[[], Any]]:
         """The targets at some places of the batch, and what collates them."""
-        return self.job.recipe.targets.of_samples(self.job.plan, positions)
+        return self.job.pipeline.targets.of_samples(self.job.plan, positions)
 
     @property
     def whole(self) -> npt.NDArray[np.uint8] | None:
         """The images as one array (n, H, W, C), where they are in one and no transform came after."""
-        plan, recipe = self.job.plan, self.job.recipe
-        if plan.out is None or recipe.transforming or recipe.output == "pil":
+        plan, pipeline = self.job.plan, self.job.pipeline
+        if plan.out is None or pipeline.transforming or pipeline.output == "pil":
             return None
         return plan.out if len(self) == len(plan.choices.indices) else plan.out[self.positions]
 
@@ -99,7 +99,7 @@ class Samples(Sequence[Any]):
         whole = self.whole
         if whole is None or how == "list":
             return collate_images([self.image(position) for position in self.positions], how)
-        return whole if self.job.recipe.output == "numpy" else torch.from_numpy(whole.transpose(0, 3, 1, 2))
+        return whole if self.job.pipeline.output == "numpy" else torch.from_numpy(whole.transpose(0, 3, 1, 2))
 
 
 class SampleList(list[Any]):
@@ -110,12 +110,12 @@ class SampleList(list[Any]):
 
     def __init__(self, samples: Samples) -> None:
         targets, self._collated_targets = samples.targets(samples.positions)
-        plan, recipe = samples.job.plan, samples.job.recipe
+        plan, pipeline = samples.job.plan, samples.job.pipeline
         images: Iterable[Any] = map(samples.image, samples.positions)
-        if plan.out is not None and not (samples.failures or recipe.transforming) and recipe.output == "tensor":
+        if plan.out is not None and not (samples.failures or pipeline.transforming) and pipeline.output == "tensor":
             images = map(torch.from_numpy, plan.out.transpose(0, 3, 1, 2))  # the same, in half of the time
         super().__init__(map(Sample, zip(images, targets, strict=True)))
-        if recipe.sample != "tuple":
+        if pipeline.sample != "tuple":
             self[:] = [samples.formed(image, target) for image, target in self]
         self._samples = samples
         self._made = list(map(_parts, self))
@@ -127,7 +127,7 @@ class SampleList(list[Any]):
         """The batch, None where the list is not what it was made as. What changed within arrays is in it."""
         if len(self) != len(self._made) or not all(map(_same, map(_parts, self), self._made)):
             return None
-        images, form = self._samples.images("stack"), self._samples.job.recipe.sample
+        images, form = self._samples.images("stack"), self._samples.job.pipeline.sample
         images = torch.from_numpy(images) if isinstance(images, np.ndarray) else images
         batch = as_batch(images, self._collated_targets(), form)
         return batch if form == "dict" else list(batch)  # as torch's own
@@ -148,7 +148,7 @@ def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
 def make_batch(samples: Samples, how: Collate) -> tuple[Any, Any]:
     """Images and targets of a batch. Images in one array become a channels-last (N, C, H, W) tensor without copying."""
     job = samples.job
-    return samples.images(how), job.recipe.targets.of_batch(job.plan, samples.positions)
+    return samples.images(how), job.pipeline.targets.of_batch(job.plan, samples.positions)
 
 
 def _collate_samples(batch: Any, *, collate_fn_map: Any = None) -> Any:

@@ -12,36 +12,36 @@ import numpy.typing as npt
 
 from packfmt.randomness import Keys
 from packfmt.sampling.sampleindex import Draws, join_draws
-from packfmt.training.plan import Choices, choose
-from packfmt.training.recipe import Recipe
+from packfmt.training.pipeline import Pipeline
+from packfmt.training.plan import Plan, choose
 
-__all__ = ["Chosen", "Span"]
+__all__ = ["PlanGroup", "PlannedBatch"]
 
 Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class PlannedBatch:
     """One batch of a span: its records' positions, and when called their choices."""
 
     positions: Positions
-    span: Span
+    span: PlanGroup
     number: int
 
-    def __call__(self) -> Choices:
+    def __call__(self) -> Plan:
         return self.span.choices(self.number)
 
     @property
-    def recipe(self) -> Recipe:
+    def pipeline(self) -> Pipeline:
         """What they were chosen by, and the batch is to be made by."""
-        return self.span.recipe
+        return self.span.pipeline
 
 
-class Span:
+class PlanGroup:
     """The choices for the records of several batches, made for all in the thread that first asks. Thread-safe.
 
     Args:
-        recipe: the dataset's.
+        pipeline: the dataset's.
         batches: (N,) records each.
         draws: of each batch.
         keys: gives records' random keys.
@@ -49,21 +49,21 @@ class Span:
 
     def __init__(
         self,
-        recipe: Recipe,
+        pipeline: Pipeline,
         batches: Sequence[Positions],
         draws: Sequence[Draws],
         keys: Callable[[Positions, Draws], Keys],
     ) -> None:
-        self.recipe = recipe
+        self.pipeline = pipeline
         self._batches = batches
         self._draws = draws
         self._keys = keys
         self._ends = list(accumulate(map(len, batches)))
         self._lock = threading.Lock()
-        self._whole: Choices | None = None
+        self._whole: Plan | None = None
         self._apart = len(batches) == 1
 
-    def choices(self, number: int) -> Choices:
+    def choices(self, number: int) -> Plan:
         """Those for one of the batches.
 
         Raises:
@@ -80,5 +80,5 @@ class Span:
             return self._choose(batch, self._draws[number])
         return self._whole.part(self._ends[number] - len(batch), self._ends[number])
 
-    def _choose(self, positions: Positions, draws: Draws) -> Choices:
-        return choose(self.recipe, positions, self._keys(positions, draws))
+    def _choose(self, positions: Positions, draws: Draws) -> Plan:
+        return choose(self.pipeline, positions, self._keys(positions, draws))

@@ -1,32 +1,292 @@
-"""Samples from records that come one after the other: a queue, a socket, an archive, anything that can be iterated."""
+"""Samples from records that come one after the other: a queue, a socket, an archive, anything that can be iterated.
+
+A thread draws records and has them decoded ahead of the consumer; those of a batch are the reader it is made from.
+"""
 
 from __future__ import annotations
 
 import functools
+import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
+from packfmt.buffers import as_bytes_like
+from packfmt.errors import DecodeError
 from packfmt.images.geometry import Crop, Flip
+from packfmt.images.sniff import sniff
 from packfmt.randomness import sample_keys, uniform
 from packfmt.record import Record
 from packfmt.sampling.ranks import Ranks, whole_number
+from packfmt.storage import Reader
+from packfmt.storage.base import Indices
+from packfmt.storage.columns import Columns
+from packfmt.storage.readplan import LaterPlan, ReadPlan
 from packfmt.training.batch import BatchJob
 from packfmt.training.collate import Collate
 from packfmt.training.epochs import EpochCounter
-from packfmt.training.feed import Feed
-from packfmt.training.held import HeldRecord, HeldRecords, hold
+from packfmt.training.pipeline import Form, Output, Pipeline, make_pipeline
 from packfmt.training.plan import choose, plan_batch
 from packfmt.training.pool import DecodePool
-from packfmt.training.recipe import Form, Output, Recipe, make_recipe
 from packfmt.training.samples import Samples, as_batch, make_batch
-from packfmt.training.targets import BoxFrame, TargetForm, TargetOptions, Targets
+from packfmt.training.targets import NO_LABEL, BoxFrame, TargetForm, TargetOptions, Targets
 
-__all__ = ["ImageStream"]
+__all__ = ["ImageStream", "RecordQueue", "StreamRecord", "StreamRecords", "hold"]
+
+BYTES = (bytes, bytearray, memoryview)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRecord:
+    """One record of a stream, with what its header says: 0 by 0 pixels where that cannot be read."""
+
+    position: int
+    data: bytes | memoryview
+    key: str
+    values: tuple[Any, ...]
+    height: int
+    width: int
+    orientation: int
+
+
+def hold(item: Any, position: int, names: Sequence[str] | None) -> StreamRecord:
+    """Look at one item of a stream.
+
+    Args:
+        item: a ``Record``, a pair of bytes and a target, or bytes.
+        position: its place in the stream, counted from 0.
+        names: the record's columns that are asked for; None asks for ``label``, or the pair's target.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: it has no such column.
+    """
+    data, key, values = _parts(item, position, names)
+    try:
+        found = sniff(data)
+    except DecodeError:  # decoding will say so, in the batch's order
+        return StreamRecord(position, data, key, values, 0, 0, 0)
+    return StreamRecord(position, data, key, values, found.height, found.width, found.orientation)
+
+
+def _parts(item: Any, position: int, names: Sequence[str] | None) -> tuple[bytes | memoryview, str, tuple[Any, ...]]:
+    if isinstance(item, Record):
+        if names is None:
+            return as_bytes_like(item.data), item.key, (item.columns.get("label", NO_LABEL),)
+        missing = [name for name in names if name not in item.columns]
+        if missing:
+            known = ", ".join(item.columns) or "none"
+            raise ValueError(f"record {position} of the stream, key {item.key!r}: no columns {missing}; it has {known}")
+        return as_bytes_like(item.data), item.key, tuple(_as_in_a_pack(item.columns[name]) for name in names)
+    bare = isinstance(item, BYTES)
+    if not bare and not (isinstance(item, (tuple, list)) and len(item) == 2 and isinstance(item[0], BYTES)):
+        raise TypeError(
+            f"record {position} of the stream is of type {type(item).__name__}; allowed are a Record, a pair (bytes, "
+            "target), and bytes"
+        )
+    if names is not None:
+        raise ValueError(f"record {position} of the stream has no columns for fields={list(names)}; give Records")
+    data, target = (item, NO_LABEL) if bare else item
+    return as_bytes_like(data), str(position), (target,)
+
+
+def _as_in_a_pack(value: Any) -> Any:
+    """A list of numbers as the array that a pack would give: batches are to be the same."""
+    if isinstance(value, list) and all(isinstance(entry, (int, float, np.number)) for entry in value):
+        return np.array(value, None if value else np.int64)
+    return value
+
+
+class StreamRecords(Reader):
+    """Records in memory, addressed by their positions in the stream. Nothing changes in it, so it is thread-safe.
+
+    A record without a key goes by its position.
+
+    Args:
+        records: those of one batch.
+        names: of the columns that their ``values`` belong to.
+    """
+
+    path = "image stream"
+    classes = ()
+    content_id = ""
+    io = "memory"
+
+    def __init__(self, records: Sequence[StreamRecord], names: Sequence[str]) -> None:
+        self.metadata = {}
+        self._records = {record.position: record for record in records}
+        self._names = tuple(names)
+        self.columns = Columns([*self._names, "height", "width", "orientation"], self._column)
+
+    def _column(self, name: str) -> Any:
+        records = self._records.values()
+        if name in self._names:
+            place = self._names.index(name)
+            return _Values({record.position: record.values[place] for record in records})
+        return _Values({record.position: getattr(record, name) for record in records})
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def read(self, indices: Indices) -> list[memoryview]:
+        """The bytes of several records."""
+        return [memoryview(self._records[int(index)].data) for index in indices]
+
+    def plan(self, indices: Indices) -> ReadPlan:
+        """All of them."""
+        return LaterPlan(self.read, np.asarray(indices, np.int64))
+
+    def lengths(self, indices: Indices) -> npt.NDArray[np.uint64]:
+        """Their sizes in bytes."""
+        return np.array([len(data) for data in self.read(indices)], np.uint64)
+
+    def offsets(self, indices: Indices) -> npt.NDArray[np.uint64]:
+        """Their positions: they lie in no file."""
+        return np.asarray(indices, np.uint64)
+
+    def will_need(self, indices: Indices) -> None:
+        """Nothing to do: they are here."""
+
+    def close(self) -> None:
+        """Nothing to do: they go with this object."""
+
+    @property
+    def record_bytes(self) -> float:
+        """The mean size of a record in bytes."""
+        return sum(len(record.data) for record in self._records.values()) / max(len(self._records), 1)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """There are none."""
+        return ()
+
+    def problems(self) -> Iterator[Exception]:
+        """There is nothing to check bytes against."""
+        return iter(())
+
+    def locate(self, index: int) -> tuple[str, int]:
+        """Where a record came from: its position in the stream."""
+        return self.path, int(index)
+
+    def key(self, index: int) -> str:
+        """The key of one record."""
+        return self._records[int(index)].key
+
+
+class _Values:
+    """A column, by the records' positions: numbers come as an array, anything else as a list."""
+
+    def __init__(self, values: dict[int, Any]) -> None:
+        self._values = values
+
+    def __getitem__(self, positions: npt.NDArray[np.int64]) -> Any:
+        chosen = [self._values[position] for position in positions.tolist()]
+        numbers = all(isinstance(value, (int, float, np.number)) and not isinstance(value, bool) for value in chosen)
+        return np.array(chosen) if numbers and chosen else chosen
+
+
+PATIENCE = 1.0  # seconds to wait for the thread's end; it may stand in an iterable that gives nothing
+
+
+class RecordQueue(Iterator[BatchJob]):
+    """Jobs over the records of an iterable, in its order, with at most ``room`` records under way.
+
+    The iterable is drawn from in a thread of its own, so that one that waits keeps nothing back that was read before.
+    Errors of the iterable come after the jobs before them. Used by one consumer.
+
+    Args:
+        records: the iterable; closed in the thread when that ends.
+        begin: starts the decoding of some records.
+        chunk: records per job.
+        room: records that may be under way, at least ``chunk``.
+        eager: begin a smaller job rather than let the consumer wait for a full one.
+    """
+
+    def __init__(
+        self,
+        records: Generator[StreamRecord, None, None],
+        begin: Callable[[list[StreamRecord]], BatchJob],
+        *,
+        chunk: int,
+        room: int,
+        eager: bool,
+    ) -> None:
+        self._records = records
+        self._begin_job = begin
+        self._chunk, self._room, self._eager = chunk, room, eager
+        self._changed = threading.Condition()
+        self._pending: list[StreamRecord] = []
+        self._jobs: deque[BatchJob] = deque()
+        self._under_way = 0
+        self._error: BaseException | None = None
+        self._ended = self._stopped = False
+        self._thread = threading.Thread(target=self._read, name="packfmt-stream", daemon=True)
+        self._thread.start()
+
+    def __next__(self) -> BatchJob:
+        with self._changed:
+            while not self._jobs:
+                if self._pending and (self._eager or self._ended):
+                    self._begin()
+                elif self._ended:
+                    error, self._error = self._error, None
+                    raise error if error is not None else StopIteration
+                else:
+                    self._changed.wait()
+            job = self._jobs.popleft()
+            self._under_way -= len(job.indices)
+            self._changed.notify()
+            return job
+
+    def stop(self) -> None:
+        """Drop what is under way and end the thread, which goes on by itself only while its iterable gives nothing."""
+        with self._changed:
+            self._stopped = True
+            for job in self._jobs:
+                job.cancel()
+            self._jobs.clear()
+            self._pending.clear()
+            self._changed.notify()
+        if self._thread is not threading.current_thread():  # a garbage collection may run anywhere
+            self._thread.join(PATIENCE)
+
+    def _read(self) -> None:
+        error: BaseException | None = None
+        try:
+            with closing(self._records):
+                for record in self._records:
+                    if not self._put(record):
+                        break
+        except BaseException as raised:
+            error = raised
+        with self._changed:
+            self._error, self._ended = error, True
+            self._changed.notify()
+
+    def _put(self, record: StreamRecord) -> bool:
+        """Take a record as soon as there is room; False when nobody wants it any more."""
+        with self._changed:
+            while self._under_way >= self._room and not self._stopped:
+                self._changed.wait()
+            if self._stopped:
+                return False
+            self._pending.append(record)
+            self._under_way += 1
+            if len(self._pending) >= self._chunk:
+                self._begin()
+            self._changed.notify()
+            return True
+
+    def _begin(self) -> None:
+        records, self._pending = self._pending, []
+        self._jobs.append(self._begin_job(records))
+
 
 Item: TypeAlias = "Record | tuple[bytes, Any] | bytes"
 Items: TypeAlias = "Iterable[Item] | Callable[[], Iterable[Item]]"
@@ -122,8 +382,8 @@ class ImageStream(IterableDataset[Any]):
             raise ValueError("partial='drop' counts positions, which split='elsewhere' does not know")
         self._records = records
         self._wanted = TargetOptions(fields, target_transform, targets, label_offset, boxes, orientation)
-        self._plain_recipe = make_recipe(
-            HeldRecords((), self._wanted.names or ("label",)),
+        self._plain_pipeline = make_pipeline(
+            StreamRecords((), self._wanted.names or ("label",)),
             crop=crop,
             flip=flip,
             transform=transform,
@@ -208,17 +468,18 @@ class ImageStream(IterableDataset[Any]):
         place, places = worker * world_size + rank, world_size * workers
 
         def finish(job: BatchJob) -> Any:
-            return None if collate is None else as_batch(*make_batch(Samples(job), collate), job.recipe.sample)
+            return None if collate is None else as_batch(*make_batch(Samples(job), collate), job.pipeline.sample)
 
-        def begin(records: list[HeldRecord]) -> BatchJob:
-            recipe = self._recipe(records)
+        def begin(records: list[StreamRecord]) -> BatchJob:
+            pipeline = self._pipeline(records)
             positions = np.array([record.position for record in records], np.int64)
-            chosen = functools.partial(choose, recipe, positions, sample_keys(self.seed, epoch, positions))
-            return BatchJob(recipe, positions, functools.partial(plan_batch, recipe, chosen), pool, finish)
+            chosen = functools.partial(choose, pipeline, positions, sample_keys(self.seed, epoch, positions))
+            return BatchJob(pipeline, positions, functools.partial(plan_batch, pipeline, chosen), pool, finish)
 
         # Where all must get equally many, a record waits until the last process has got its own of the same round.
         even = self._partial == "drop" or (self._partial is None and self._split == "positions" and world_size > 1)
-        feed = Feed(self._held(epoch, place, places, even), begin, chunk=chunk, room=max(room, chunk), eager=eager)
+        records = self._held(epoch, place, places, even)
+        feed = RecordQueue(records, begin, chunk=chunk, room=max(room, chunk), eager=eager)
         try:
             for job in feed:
                 self.skipped += len(job.wait())
@@ -229,11 +490,11 @@ class ImageStream(IterableDataset[Any]):
             feed.stop()
             pool.close()
 
-    def _recipe(self, records: list[HeldRecord]) -> Recipe:
-        reader = HeldRecords(records, self._wanted.names or ("label",))
-        return replace(self._plain_recipe, reader=reader, targets=Targets(reader, self._wanted))
+    def _pipeline(self, records: list[StreamRecord]) -> Pipeline:
+        reader = StreamRecords(records, self._wanted.names or ("label",))
+        return replace(self._plain_pipeline, reader=reader, targets=Targets(reader, self._wanted))
 
-    def _held(self, epoch: int, place: int, places: int, even: bool) -> Generator[HeldRecord, None, None]:
+    def _held(self, epoch: int, place: int, places: int, even: bool) -> Generator[StreamRecord, None, None]:
         """This process's records of one epoch, in the order they are given out."""
         items = iter(self._records if isinstance(self._records, Iterable) else self._records())
         try:
@@ -246,7 +507,7 @@ class ImageStream(IterableDataset[Any]):
             if close is not None and items is not self._records:  # an iterator of the user's may be gone on with
                 close()
 
-    def _own(self, items: Iterator[Any], place: int, places: int, even: bool) -> Generator[HeldRecord, None, None]:
+    def _own(self, items: Iterator[Any], place: int, places: int, even: bool) -> Generator[StreamRecord, None, None]:
         names = self._wanted.names
         if self._split == "elsewhere":
             # Positions that no other process counts, so that no two share random numbers.
@@ -260,10 +521,10 @@ class ImageStream(IterableDataset[Any]):
                 yield hold(mine, position - turn + place, names)
 
 
-def _shuffled(records: Iterator[HeldRecord], size: int, seed: int, epoch: int) -> Generator[HeldRecord, None, None]:
+def _shuffled(records: Iterator[StreamRecord], size: int, seed: int, epoch: int) -> Generator[StreamRecord, None, None]:
     """Each record takes the place of a random one of ``size`` that are held back; those left at the end come last."""
     draws = _draws(seed, epoch)
-    held: list[HeldRecord] = []
+    held: list[StreamRecord] = []
     for record in records:
         if len(held) < size:
             held.append(record)

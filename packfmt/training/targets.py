@@ -17,7 +17,7 @@ from packfmt.record import BOXES
 from packfmt.storage import Reader
 from packfmt.training.collate import collate_column, collate_targets
 
-if TYPE_CHECKING:  # a plan knows its recipe, and that its targets
+if TYPE_CHECKING:  # a plan knows its pipeline, and that its targets
     from packfmt.training.plan import BatchPlan
 
 __all__ = ["BoxFrame", "TargetForm", "TargetOptions", "Targets"]

@@ -254,7 +254,7 @@ class ReaderContract:
     @pytest.fixture(params=["from the disk", "from memory"])
     def found(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
         """Where a plan believes that records are found, which it reads in two ways."""
-        monkeypatch.setattr(ReadAhead, "resting", lambda self: request.param == "from memory")
+        monkeypatch.setattr(ReadAhead, "everything_cached", lambda self: request.param == "from memory")
 
     @pytest.mark.usefixtures("found")
     @pytest.mark.parametrize("verify", [True, False, "once"])

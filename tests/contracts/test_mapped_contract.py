@@ -55,9 +55,11 @@ class TestFewShardsOpen(TestSharded):
     def few(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("packfmt.storage.shards.max_open", lambda: 2)
 
-    @pytest.mark.parametrize("resting", [True, False])
-    def test_a_plan_outlives_its_shards(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resting: bool) -> None:
-        monkeypatch.setattr(ReadAhead, "resting", lambda self: resting)
+    @pytest.mark.parametrize("everything_cached", [True, False])
+    def test_a_plan_outlives_its_shards(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, everything_cached: bool
+    ) -> None:
+        monkeypatch.setattr(ReadAhead, "everything_cached", lambda self: everything_cached)
         records = some_records(30)
         with self.opened(tmp_path, records) as reader:
             first = [reader.locate(index)[0] for index in range(30)]
@@ -67,7 +69,7 @@ class TestFewShardsOpen(TestSharded):
             assert [bytes(view) for view in plan.views(0, 2)] == [records[index].data for index in two]
 
     def test_a_plan_maps_no_more_shards_than_may_be_open(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(ReadAhead, "resting", lambda self: True)
+        monkeypatch.setattr(ReadAhead, "everything_cached", lambda self: True)
         with self.opened(tmp_path, some_records(30)) as reader:
             assert isinstance(reader.plan(range(30)), LaterPlan)
             assert isinstance(reader.plan([0, 29]), JoinedPlan)
@@ -89,13 +91,13 @@ def test_shards_opened_by_pattern_or_list_pickle_too(
         assert (digest(copy), copy.content_id) == (expected, reader.content_id)
 
 
-@pytest.mark.parametrize("resting", [True, False])
+@pytest.mark.parametrize("everything_cached", [True, False])
 @pytest.mark.parametrize("verify", [True, False, "once"])
 def test_a_plan_with_a_damaged_range_gives_the_other_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resting: bool, verify: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, everything_cached: bool, verify: Any
 ) -> None:
     records = some_records(4)
-    monkeypatch.setattr(ReadAhead, "resting", lambda self: resting)
+    monkeypatch.setattr(ReadAhead, "everything_cached", lambda self: everything_cached)
     index = ShardFile.index
 
     def damaged(self: ShardFile, name: str) -> np.ndarray:

@@ -22,7 +22,7 @@ import numpy as np
 
 import packfmt
 from packfmt.sampling import BlockBatchSampler
-from packfmt.sampling.blocksahead import NONE
+from packfmt.sampling.order import NONE
 from tools.bench.photos import jpegs
 from tools.bench.timing import machine, seconds, verdict
 

@@ -85,7 +85,7 @@ class Held(ReadPlan):
         return iter(RECORDS[start:stop])
 
 
-class Ahead(BatchJob):
+class Waiting(BatchJob):
     """A batch under way, of which nothing is known but that."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Ahead(BatchJob):
 
 
 HELD = Held()
-AHEAD = [Ahead(), Ahead()]  # as many as a loader makes ahead
+AHEAD = [Waiting(), Waiting()]  # as many as a loader makes ahead
 
 
 def is_ready(job: BatchJob) -> bool:

@@ -14,14 +14,14 @@ from packfmt.sampling.sampleindex import ONCE, Draws
 from packfmt.training.batch import BatchJob
 from packfmt.training.pool import reset_after_fork
 
-__all__ = ["Ahead"]
+__all__ = ["PrefetchQueue"]
 
 Indices = npt.NDArray[np.int64]
 Name = tuple[int, bytes, bytes]  # of a batch: its epoch, its indices and their draws
 Begin = Callable[[Indices, int, Draws], BatchJob]
 
 
-class Ahead:
+class PrefetchQueue:
     """The announced batches of one dataset, and the jobs of those that were begun.
 
     Nothing is begun before this process is asked for a batch: with DataLoader workers, the announcements are made in
@@ -40,7 +40,7 @@ class Ahead:
         self._begun: deque[tuple[Name, BatchJob]] = deque()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Ahead, ())
+        return (PrefetchQueue, ())
 
     def announce(self, epoch: int, indices: Indices, depth: int, draws: Draws = ONCE) -> None:
         """Hear which batch will be asked for, at most ``depth`` batches from now."""

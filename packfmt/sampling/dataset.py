@@ -19,13 +19,13 @@ from packfmt.errors import CorruptError
 from packfmt.sampling.ranks import Indices, whole_number
 
 __all__ = [
-    "ask_of",
     "check_indices",
     "column_of",
     "digest",
     "labels_of",
     "length_of",
     "places_of",
+    "readahead_of",
     "record_bytes_of",
     "tell_epoch",
 ]
@@ -88,7 +88,7 @@ def places_of(source: object) -> Indices | None:
     return places.astype(np.int64, copy=False) if whole is None else whole[places]
 
 
-def ask_of(source: object) -> Callable[[Indices], None]:
+def readahead_of(source: object) -> Callable[[Indices], None]:
     """Begins the reading of blocks, where the object or its reader can do that and numbers records as the object does.
 
     What is wrong with a record is said where it is read.

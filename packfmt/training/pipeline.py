@@ -17,7 +17,7 @@ from packfmt.training.collate import to_tensor
 from packfmt.training.resize import resizer
 from packfmt.training.targets import TargetOptions, Targets
 
-__all__ = ["Form", "Output", "Recipe", "make_recipe"]
+__all__ = ["Form", "Output", "Pipeline", "make_pipeline"]
 
 Pixels = npt.NDArray[np.uint8]
 Output = Literal["tensor", "numpy", "pil"]
@@ -36,7 +36,7 @@ _PRESENT: dict[str, Callable[[Pixels], Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class Pipeline:
     """How samples are made: what stays the same for all batches of a dataset. Thread-safe."""
 
     reader: Reader
@@ -65,11 +65,11 @@ class Recipe:
         fixed = self.crop is None or isinstance(self.crop, (CenterCrop, Resize))
         return bool(self.flips) or self.transforming or not fixed
 
-    def changed(self, **options: Any) -> Recipe:
+    def changed(self, **options: Any) -> Pipeline:
         """The same but for some of the options that a dataset lets its user assign, by their names there.
 
         Raises:
-            TypeError, ValueError: as ``make_recipe``.
+            TypeError, ValueError: as ``make_pipeline``.
         """
         parts: dict[str, Any] = {}
         for name, value in options.items():
@@ -85,7 +85,7 @@ class Recipe:
         return replace(self, **parts)
 
 
-def make_recipe(
+def make_pipeline(
     reader: Reader,
     *,
     crop: Crop | None,
@@ -100,8 +100,8 @@ def make_recipe(
     partial: bool,
     fast: bool,
     on_error: Literal["raise", "skip"],
-) -> Recipe:
-    """A recipe from a dataset's options, which it describes.
+) -> Pipeline:
+    """A pipeline from a dataset's options, which it describes.
 
     Raises:
         TypeError: a crop, a flip or a transform is none.
@@ -117,7 +117,7 @@ def make_recipe(
             raise ValueError(f"{name}={value!r}, allowed are {names}")
     if not isinstance(partial, bool):
         raise ValueError(f"partial={partial!r}: whether truncated images are decoded is True or False")
-    recipe = Recipe(
+    pipeline = Pipeline(
         reader,
         Decoder(mode=mode, orientation=orientation, partial=partial, fast=fast),
         None,
@@ -129,7 +129,7 @@ def make_recipe(
         sample,
         on_error,
     )
-    return recipe.changed(
+    return pipeline.changed(
         crop=crop, flip=flip, transform=transform, target_transform=targets.transform, transforms=transforms
     )
 

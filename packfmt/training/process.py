@@ -1,27 +1,130 @@
-"""Batches made in child processes, each with threads of its own: for a loop that holds the interpreter lock."""
+"""Batches made in worker processes, each with threads of its own: for a loop that holds the interpreter lock.
+
+In a worker one thread listens, one answers, and the dataset's decode.
+"""
 
 from __future__ import annotations
 
 import multiprocessing as mp
 import os
 import pickle
+import queue
+import signal
+import sys
+import threading
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import reduction
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
-from packfmt.training.child import Failure, serve
+import torch
+
+from packfmt.sampling.dataset import readahead_of
+from packfmt.training.arena import ArenaReader, ArenaWriter
+from packfmt.training.batch import BatchJob
 from packfmt.training.dataset import ImageDataset
-from packfmt.training.engine import Batching, Made, Request
+from packfmt.training.engine import Batch, Batching, Finish, Request, batch_of
 from packfmt.training.plan import add_note
-from packfmt.training.slots import SlotReader
 
-__all__ = ["ProcessEngine"]
+__all__ = ["Failure", "ProcessEngine", "serve"]
+
+Failure: TypeAlias = "tuple[bytes | None, str]"  # an exception, pickled if that is possible, and its traceback
+
+
+def serve(
+    requests: Connection,
+    answers: Connection,
+    parents: Sequence[Connection],
+    dataset: ImageDataset,
+    how: Batching,
+) -> None:
+    """Answer requests until told to stop, or until the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    for connection in parents:
+        connection.close()
+    torch.set_num_threads(1)
+    slots = ArenaWriter()
+    jobs: queue.SimpleQueue[BatchJob | Exception] = queue.SimpleQueue()
+    arguments = (requests, dataset, how, slots, jobs)
+    threading.Thread(target=_listen, args=arguments, daemon=True).start()
+    while True:
+        _answer(answers, dataset, slots, jobs.get())
+
+
+def _listen(
+    requests: Connection,
+    dataset: ImageDataset,
+    how: Batching,
+    slots: ArenaWriter,
+    jobs: queue.SimpleQueue[BatchJob | Exception],
+) -> None:
+    """Begin each batch as soon as it is asked for, whatever the answering thread waits for."""
+    ask = readahead_of(dataset)
+    while True:
+        try:
+            message = requests.recv()
+        except (EOFError, OSError):
+            message = None
+        except Exception:  # without this thread nobody would ever be answered
+            traceback.print_exc()
+            _leave(1)
+        if message is None:
+            _leave()
+        request, freed = message
+        slots.release(freed)
+        finish = Finish(dataset, how, request)
+        try:
+            job = dataset.start(
+                request.indices, request.epoch, draws=request.draws, allocate=slots.allocate, then=finish
+            )
+            jobs.put(job)
+        except Exception as error:
+            jobs.put(error)
+        ask(request.near)
+
+
+def _answer(answers: Connection, dataset: ImageDataset, slots: ArenaWriter, job: BatchJob | Exception) -> None:
+    made, failure = None, None
+    try:
+        if isinstance(job, Exception):
+            raise job
+        made = batch_of(dataset, job)
+        made.batch = slots.wrap(made.batch)
+        message = reduction.ForkingPickler.dumps((made, None))
+    except Exception as error:
+        made, failure = None, _embalm(error)
+        message = reduction.ForkingPickler.dumps((None, failure))
+    try:
+        answers.send_bytes(message)
+        for slot, _ in made.batch.new if made is not None else ():
+            descriptor = slots.descriptor(slot)
+            reduction.send_handle(answers, descriptor, os.getppid())
+            os.close(descriptor)
+    except OSError:  # the parent is gone
+        _leave()
+
+
+def _embalm(error: BaseException) -> Failure:
+    text = "".join(traceback.format_exception(error))
+    try:
+        return pickle.dumps(error), text
+    except Exception:
+        return None, text
+
+
+def _leave(code: int = 0) -> NoReturn:
+    """End the process at once, also where threads are at work: nothing here needs cleaning up but what was printed."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(code)
+
 
 PATIENCE = 2.0  # seconds a child has to end by itself
 
@@ -57,31 +160,31 @@ class ProcessEngine:
     def usable(self) -> bool:
         return self._pid == os.getpid() and all(child.usable for child in self._children)
 
-    def tickets(self, requests: Iterator[Request]) -> Iterator[_Ticket]:
+    def handles(self, requests: Iterator[Request]) -> Iterator[_Handle]:
         for request in requests:
             child = self._children[self._turn % len(self._children)]
             self._turn += 1
             yield child.request(request)
 
-    def ready(self, ticket: _Ticket) -> bool:
-        return ticket.child.has_answer(ticket)
+    def ready(self, handle: _Handle) -> bool:
+        return handle.child.has_answer(handle)
 
-    def collect(self, ticket: _Ticket) -> Made:
-        return ticket.child.collect(ticket)
+    def collect(self, handle: _Handle) -> Batch:
+        return handle.child.collect(handle)
 
-    def cancel(self, ticket: _Ticket) -> None:
-        ticket.wanted, ticket.made = False, None
+    def cancel(self, handle: _Handle) -> None:
+        handle.wanted, handle.made = False, None
 
     def close(self) -> None:
         self._finalizer()
 
 
 @dataclass(slots=True)
-class _Ticket:
+class _Handle:
     child: _Child
     wanted: bool = True  # an unwanted batch gives its slots back as it comes
     answered: bool = False
-    made: Made | None = None
+    made: Batch | None = None
     failure: Failure | None = None
 
 
@@ -102,8 +205,8 @@ class _Child:
         self.process.start()
         requests.close()
         answers.close()
-        self._slots = SlotReader()
-        self._open: deque[_Ticket] = deque()
+        self._slots = ArenaReader()
+        self._open: deque[_Handle] = deque()
         self._broken = self._closed = False
         self._error: Exception | None = None
 
@@ -111,34 +214,34 @@ class _Child:
     def usable(self) -> bool:
         return not self._broken and bool(self.process.is_alive())
 
-    def request(self, request: Request) -> _Ticket:
+    def request(self, request: Request) -> _Handle:
         try:
             self._requests.send((request, self._slots.freed()))
         except BaseException as error:
             self._fail(error)
-        ticket = _Ticket(self)
-        self._open.append(ticket)
-        return ticket
+        handle = _Handle(self)
+        self._open.append(handle)
+        return handle
 
-    def has_answer(self, ticket: _Ticket) -> bool:
+    def has_answer(self, handle: _Handle) -> bool:
         with suppress(Exception):  # a dead child is for ``collect`` to report, when its turn comes
-            while not ticket.answered and self._answers.poll(0):
+            while not handle.answered and self._answers.poll(0):
                 self._receive()
-        return ticket.answered
+        return handle.answered
 
-    def collect(self, ticket: _Ticket) -> Made:
-        while not ticket.answered:
+    def collect(self, handle: _Handle) -> Batch:
+        while not handle.answered:
             self._receive()
-        if ticket.failure is not None:
-            raise _revive(*ticket.failure)
-        made, ticket.made = ticket.made, None
+        if handle.failure is not None:
+            raise _revive(*handle.failure)
+        made, handle.made = handle.made, None
         if made is None:
             raise RuntimeError("a batch was collected twice, or after it was cancelled")
         return made
 
     def _receive(self) -> None:
         """Take in the oldest answer."""
-        if self._error is not None:  # answers that came since would go to the wrong tickets
+        if self._error is not None:  # answers that came since would go to the wrong handles
             raise self._error
         try:
             wait([self._answers, self.process.sentinel])
@@ -149,12 +252,12 @@ class _Child:
                 self._slots.add(slot, size, reduction.recv_handle(self._answers))
         except BaseException as error:
             self._fail(error)
-        ticket = self._open.popleft()
+        handle = self._open.popleft()
         if made is not None:
             made.batch = self._slots.unwrap(made.batch)
-        if ticket.wanted:
-            ticket.made, ticket.failure = made, failure
-        ticket.answered = True
+        if handle.wanted:
+            handle.made, handle.failure = made, failure
+        handle.answered = True
 
     def _fail(self, error: BaseException) -> NoReturn:
         self._broken = True  # the streams may stand in the middle of a message, and nothing more can be sent

@@ -1,12 +1,18 @@
-"""Memory that two processes share and that has no name: nothing to clean up in /dev/shm, however a process ends.
+"""Memory for batches that is used again: a process's own, and arenas that a worker process shares with its parent.
 
-The child writes batches into slots (memfd, mapped by both sides). The parent hands out tensors that lie in them. A slot
-is used again when neither side has an array in it any more.
+New memory costs a page fault for every 4 KiB when it is first written, a tenth of the time that small crops take to
+decode; the allocator gives pieces of this size back to the system at once, so each batch would pay anew.
+
+Shared memory has no name: nothing to clean up in /dev/shm, however a process ends. The child writes batches into blocks
+of an arena (memfd, mapped by both sides). The parent hands out tensors that lie in them. A block is used again when
+neither side has an array in it any more. Pickle's out-of-band buffers would not spare the walk through a batch: torch
+does not hand out tensors that way, and numpy only contiguous arrays, while images are channels-last.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
 import tempfile
@@ -14,6 +20,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +28,56 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["MOST_SLOTS", "Parcel", "SlotReader", "SlotWriter", "nameless_file"]
+__all__ = ["MOST_BLOCKS", "Arena", "ArenaReader", "ArenaWriter", "PackedBatch", "nameless_file"]
+
+GRAIN = 1 << 20  # blocks are rounded up to this, so that batches of nearly equal size fit into each other's
+KEPT = 8  # free blocks: a loader's look-ahead and what a loop holds
+
+
+class Arena:
+    """Gives arrays whose memory comes back when the last array or tensor over it is dropped. Thread-safe.
+
+    Pickles as nothing. After a fork each process has blocks of its own (copied on write), like all memory.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[mmap.mmap] = []
+
+    def __reduce__(self) -> tuple[type[Arena], tuple[()]]:
+        return (Arena, ())
+
+    def allocate(self, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+        """A uint8 array, undefined."""
+        size = math.prod(shape)
+        block = self._take(size)
+        # Whatever is made of the array refers to this owner, which unlike a map can be watched.
+        owner = (ctypes.c_ubyte * len(block)).from_buffer(block)
+        weakref.finalize(owner, _give_back, self._free, block).atexit = False
+        return np.frombuffer(memoryview(owner), np.uint8, size).reshape(shape)
+
+    def _take(self, size: int) -> mmap.mmap:
+        for block in self._free[::-1]:  # the one dropped last may still be in the processor's cache
+            if size <= len(block) <= 2 * size + GRAIN:  # an epoch's last batch must not cost the others their blocks
+                with suppress(ValueError):  # another thread was faster
+                    self._free.remove(block)
+                    return block
+        # Private: Python's default would share the block with forked children, which write batches too.
+        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+        return mmap.mmap(-1, max(1, -(-size // GRAIN)) * GRAIN, **private)
+
+
+def _give_back(free: list[mmap.mmap], block: mmap.mmap) -> None:
+    free.append(block)
+    if len(free) > KEPT:
+        with suppress(IndexError):  # other threads took them all
+            free.pop(0)  # of a size that nobody asks for any more
+
 
 LEAST = 1 << 20  # bytes of a slot. All are powers of two, so that batches fit into each other's; unused pages are free
 SMALL = 4 << 10  # bytes up to which an array travels in the message itself
 ALIGNMENT = 64
 # Each slot holds a file descriptor on either side. Batches beyond these that the caller hoards are copied out.
-MOST_SLOTS = 64
+MOST_BLOCKS = 64
 
 Array = npt.NDArray[Any]
 Visit = Callable[[Array, "torch.dtype | None"], Any]
@@ -47,7 +97,7 @@ class _Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class PackedBatch:
     """A batch on its way: the tree with leaves in the place of arrays, and the slots it lies in."""
 
     tree: Any
@@ -55,7 +105,7 @@ class Parcel:
     new: tuple[tuple[int, int], ...]  # (slot, size) whose descriptors follow the message
 
 
-class SlotWriter:
+class ArenaWriter:
     """The child's side. Thread-safe.
 
     Each slot in use has claims: one while arrays of this side lie in it, one while it is with the other side.
@@ -84,7 +134,7 @@ class SlotWriter:
         """Hear which slots the other side needs no more."""
         self._dropped.extend(slots)
 
-    def wrap(self, tree: Any) -> Parcel:
+    def wrap(self, tree: Any) -> PackedBatch:
         """Describe a batch, copying into a slot what does not lie in one yet and is not small."""
         outside: list[Array] = []
         _walk(tree, lambda array, _: outside.append(array) if self._moves(array) else None)
@@ -114,7 +164,7 @@ class SlotWriter:
             for own in used - {slot}:
                 self._claims[own] += 1  # the parcel's, beside that of the arrays here
             new = tuple((number, size) for number, (size, _) in self._new.items())
-        return Parcel(wrapped, tuple(used), new)
+        return PackedBatch(wrapped, tuple(used), new)
 
     def descriptor(self, slot: int) -> int:
         """The file descriptor of a new slot, to be sent once and closed by the caller."""
@@ -155,7 +205,7 @@ class SlotWriter:
             return slot
 
 
-class SlotReader:
+class ArenaReader:
     """The parent's side. Used by one thread; slots may be given back in any."""
 
     def __init__(self) -> None:
@@ -176,7 +226,7 @@ class SlotReader:
             taken.append(self._freed.popleft())
         return taken
 
-    def unwrap(self, parcel: Parcel) -> Any:
+    def unwrap(self, parcel: PackedBatch) -> Any:
         """The batch: tensors and arrays that lie in the slots, writable, the user's own until dropped."""
         views = {slot: _watched(self._maps[slot], self._freed.append, slot) for slot in parcel.slots}
 
@@ -186,7 +236,7 @@ class SlotReader:
                 flat = np.frombuffer(bytearray(leaf.data), leaf.dtype, count)
             else:
                 flat = np.frombuffer(views[leaf.slot], leaf.dtype, count, leaf.offset)
-                if leaf.slot >= MOST_SLOTS:
+                if leaf.slot >= MOST_BLOCKS:
                     flat = flat.copy()
             array = flat.reshape(leaf.shape).transpose(np.argsort(leaf.order))
             return array if leaf.tensor is None else _tensor(array, leaf.tensor)
