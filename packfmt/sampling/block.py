@@ -320,7 +320,7 @@ class BlockBatchSampler(BatchSampler):
 
 
 def _by_place(chosen: Indices | None, view: Indices | None) -> Indices | None:
-    """PlannedBatch records, None for all, in the order that they lie in the pack; None where that is the order of all."""
+    """Chosen records, None for all, in the order that they lie in the pack; None where that is the order of all."""
     if view is None:
         return None if chosen is None else np.sort(chosen)
     if chosen is None:

@@ -77,7 +77,7 @@ class MappedPlan(ReadPlan):
 
     def views(self, start: int, stop: int) -> Iterator[memoryview]:
         self._source.check_size()  # touching a mapped page that is no more kills the process
-        # Batch for a part only, not for a batch: what is small stays in the processor's cache.
+        # Made for a part only, not for a batch: what is small stays in the processor's cache.
         positions, offsets, lengths, checksums = (column[start:stop].tolist() for column in self._columns)
         views = self._source.slices(offsets, lengths)
         if self._passes(positions, views, checksums):

@@ -179,7 +179,7 @@ class ShardFile:
             yield CorruptError(f"{what} does not match its checksum; restore the file from a copy", path=self.path)
 
     def hash_section(self, section: Section, digest: Any) -> None:
-        """RecordQueue a section to a hash, a window at a time."""
+        """Feed a section to a hash, a window at a time."""
         self.bytes.check_size()
         for start in range(section.offset, section.offset + section.size, WINDOW):
             size = min(WINDOW, section.offset + section.size - start)

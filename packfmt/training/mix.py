@@ -54,7 +54,7 @@ class MixUp:
         _check_options(self, self.alpha, self.num_classes)
 
     def __call__(self, images: Tensor, labels: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """BatchTransform one batch.
+        """Mix one batch.
 
         Args:
             images: (N, C, H, W) uint8 or floating point, any memory format and device.
@@ -97,7 +97,7 @@ class CutMix:
         _check_options(self, self.alpha, self.num_classes)
 
     def __call__(self, images: Tensor, labels: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """BatchTransform one batch; arguments, result and errors as of ``MixUp``."""
+        """Mix one batch; arguments, result and errors as of ``MixUp``."""
         _check_images(images)
         soft = _soft_labels(labels, len(images), self.num_classes)
         height, width = images.shape[2:]
