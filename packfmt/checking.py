@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 from packfmt import storage
 from packfmt.errors import CorruptError, DecodeError
 from packfmt.images.decode import decode as decode_image
+from packfmt.record import IMAGE_COLUMNS
 from packfmt.storage import Reader
 
 __all__ = ["Damage", "VerifyReport", "verify"]
@@ -64,7 +66,7 @@ def verify(
 
     Args:
         path: as ``packfmt.open`` takes it.
-        decode: decode every picture too.
+        decode: decode every picture too, and compare its size with what the index says.
         threads: for decoding; None takes all cores.
         progress: called with records decoded, their bytes, and records in all.
 
@@ -97,27 +99,44 @@ def _decode_all(
     reader: Reader, threads: int, progress: Callable[[int, int, int | None], None] | None
 ) -> Iterator[Damage]:
     chunks = (range(start, min(start + CHUNK, len(reader))) for start in range(0, len(reader), CHUNK))
+    sizes = _stated_sizes(reader)
     done = size = 0
     with ThreadPoolExecutor(threads, thread_name_prefix="packfmt-verify") as pool:
-        pending = [pool.submit(_decode_chunk, reader, chunk) for chunk in islice(chunks, 2 * threads)]
+        pending = [pool.submit(_decode_chunk, reader, chunk, sizes) for chunk in islice(chunks, 2 * threads)]
         while pending:
             found, count, nbytes = pending.pop(0).result()
             if (chunk := next(chunks, None)) is not None:
-                pending.append(pool.submit(_decode_chunk, reader, chunk))
+                pending.append(pool.submit(_decode_chunk, reader, chunk, sizes))
             yield from found
             done, size = done + count, size + nbytes
             if progress is not None:
                 progress(done, size, len(reader))
 
 
-def _decode_chunk(reader: Reader, chunk: range) -> tuple[list[Damage], int, int]:
+def _stated_sizes(reader: Reader) -> tuple[Any, Any] | None:
+    """Heights and widths as the index states them; None where it does not, or the columns are damaged."""
+    columns = {column.name: column for column in IMAGE_COLUMNS}
+    try:
+        if all(reader.columns.described.get(name) == columns[name] for name in ("height", "width")):
+            return reader.columns["height"], reader.columns["width"]
+    except CorruptError:  # among the problems already
+        pass
+    return None
+
+
+def _decode_chunk(reader: Reader, chunk: range, sizes: tuple[Any, Any] | None) -> tuple[list[Damage], int, int]:
     found: list[Damage] = []
     size = 0
     for index in chunk:
         try:
             (data,) = reader.read((index,))
             size += len(data)
-            decode_image(data)
+            height, width, _ = decode_image(data).shape
+            if sizes is not None and (stated := (int(sizes[0][index]), int(sizes[1][index]))) != (height, width):
+                raise DecodeError(
+                    f"the pack's columns say {stated[1]}x{stated[0]} pixels, the image has {width}x{height}: packfmt "
+                    "convert makes a pack with the right ones"
+                )
         except CorruptError as error:
             found.append(_damage(reader.path, error))
         except DecodeError as error:

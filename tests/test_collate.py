@@ -128,3 +128,17 @@ def test_ragged_columns_are_lists_also_where_all_are_of_one_length() -> None:
     assert first.shape == second.shape == (2, 4)
     first[:] = 7
     assert source.max() == 1
+
+
+def test_decoded_images_are_stacked_channels_last() -> None:
+    images = [to_tensor(np.full((5, 7, 3), value, np.uint8)) for value in range(2)]
+    batch = collate_images(images, "stack")
+    assert batch.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(batch, torch.stack(images))
+
+
+def test_tensors_of_a_transform_are_stacked_in_their_own_layout() -> None:
+    images = [torch.full((3, 5, 7), value) for value in range(2)]
+    batch = collate_images(images, "stack")
+    assert batch.is_contiguous()
+    assert torch.equal(batch, torch.stack(images))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import pickle
 import random
+import subprocess
+import sys
 import threading
 import warnings
 import weakref
@@ -1029,3 +1031,88 @@ def test_a_damaged_record_whose_size_is_doubted_is_said_to_be_damaged(
     damage(path, 0)
     with ImageDataset(path) as ds, pytest.raises(CorruptError, match="do not match their checksum"):
         ds[0]
+
+
+@pytest.mark.parametrize("size", [(20, 25), (21, 24), (19, 24), (1, 1)], ids=str)
+def test_an_image_of_nearly_the_size_that_the_columns_say_is_refused_in_any_company(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
+) -> None:
+    images = [jpeg(20, 24), jpeg(20, 24, seed=1), jpeg(18, 22)]
+    path = lying_pack(tmp_path, monkeypatch, images, [size, None, None])
+    with ImageDataset(path) as ds:
+        loader = packfmt.Loader(ds, batch_size=3, shuffle=False, collate="list")
+        for ask in (lambda: ds[0], lambda: list(loader)):
+            with pytest.raises(DecodeError, match=r"24x20") as caught:
+                ask()
+            assert caught.value.index == 0
+
+
+def test_equal_images_that_are_decoded_one_by_one_are_stacked_channels_last(tmp_path: Path) -> None:
+    data = saved(Image.new("1", (900, 1000), 1), "PNG")  # so flat that no array is made for all beforehand
+    assert len(data) * FLAT < 900 * 1000
+    with ImageDataset(packed(tmp_path, data, data)) as ds:
+        images, _ = ds[[0, 1]]
+    assert images.shape == (2, 3, 1000, 900)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+LYING_PROGRAM = """
+import resource, sys
+import packfmt
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+def batches(path):
+    failed = 0
+    for crop in (None, packfmt.Resize(shorter=16)):
+        with packfmt.ImageDataset(path, crop=crop, threads=1) as ds:
+            for index in range(len(ds)):
+                try:
+                    ds[[index] * 16]
+                except packfmt.DecodeError:
+                    failed += 1
+    return failed
+
+batches(sys.argv[1])  # everything that is imported
+before = peak()
+print(batches(sys.argv[2]), peak() - before)
+"""
+
+
+def test_memory_is_no_more_than_one_header_says_where_headers_lie_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("resource")
+    good = packed(tmp_path, jpeg(20, 24))
+    data = bytearray(jpeg(20, 24))
+    frame = data.index(b"\xff\xc0")
+    data[frame + 5 : frame + 9] = (8000).to_bytes(2, "big") * 2
+    sizes = [(8000, 8000), (30_000, 30_000), (100_000, 100_000), (8000, 8000)]
+    (tmp_path / "lying").mkdir()
+    images = [bytes(data), bytes(data), bytes(data), jpeg(20, 24)]
+    path = lying_pack(tmp_path / "lying", monkeypatch, images, sizes)
+    run = subprocess.run(
+        [sys.executable, "-c", LYING_PROGRAM, good, path], check=True, capture_output=True, text=True
+    )
+    failed, mebibytes = map(int, run.stdout.split())
+    assert failed == 2 * len(sizes)
+    assert mebibytes < 250  # one picture of 8000 x 8000 takes 183, sixteen 3000
+
+
+def test_verify_compares_sizes_where_it_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [None, (30_000, 30_000), (24, 20), (0, 0)]
+    images = [jpeg(20, 24, seed=number) for number in range(4)]
+    path = lying_pack(tmp_path, monkeypatch, images, sizes)
+    assert packfmt.verify(path).ok
+    found = packfmt.verify(path, decode=True).damaged
+    assert [(damage.path, damage.index, damage.key) for damage in found] == [(path, at, str(at)) for at in (1, 2, 3)]
+    assert "columns say 30000x30000 pixels, the image has 24x20: packfmt convert" in found[0].message
+    packfmt.convert(path, tmp_path / "again.bin")
+    assert packfmt.verify(tmp_path / "again.bin", decode=True).ok
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_verify_finds_nothing_in_images_that_are_turned(tmp_path: Path, orientation: int) -> None:
+    turned = [with_segment(jpeg(20, 24), 0xE1, b"Exif\0\0" + exif(orientation)), saved(picture(20, 24), "TIFF")]
+    assert packfmt.verify(packed(tmp_path, *turned), decode=True).ok

@@ -38,7 +38,7 @@ def info(packs: tuple[str, ...], as_json: bool, system: bool) -> None:
 
 @click.command()
 @click.argument("packs", nargs=-1, required=True, type=click.Path())
-@click.option("--decode", is_flag=True, help="Decode every picture too, on all cores.")
+@click.option("--decode", is_flag=True, help="Decode every picture too, and compare sizes.")
 @click.option("--threads", type=click.IntRange(1), help="Threads for --decode. [default: all cores]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def verify(packs: tuple[str, ...], decode: bool, threads: int | None, as_json: bool) -> None:

@@ -114,6 +114,8 @@ class Decoder:
         if size is None:
             crop = _cut(crop, box)
             size, box = (crop.shape[0], crop.shape[1]), None
+        else:
+            _cut(crop, box)  # refuses a wrong box before memory is taken
         out = np.empty((*size, _CHANNELS[self.mode]), np.uint8)
         self._show(crop, tag, box, out, 0)
         return out

@@ -206,6 +206,8 @@ class BatchJob:
             box, size = choices.boxes[position].tolist(), plan.size(position)
         try:
             pixels = self.pipeline.decoder.decode(record, box=box, size=size)
+            if box is None:
+                _expect_size(pixels, *plan.size(position))
         except DecodeError as error:
             self._fail(position, error.message)
             return
@@ -234,3 +236,17 @@ class BatchJob:
                 index = int(self.indices[position])
                 add_note(error, f"in the transform of record {index}, key {pipeline.reader.key(index)!r}")
                 raise
+
+
+def _expect_size(pixels: Pixels, height: int, width: int) -> None:
+    """Refuse an image that the pack's columns told otherwise, from which its boxes were made, as in a batch's array.
+
+    Raises:
+        DecodeError: the sizes differ.
+    """
+    found = pixels.shape[:2]
+    if found != (height, width):
+        raise DecodeError(
+            f"the pack's columns say {width}x{height} pixels, the image has {found[1]}x{found[0]}: packfmt convert "
+            "makes a pack with the right ones"
+        )

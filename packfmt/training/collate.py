@@ -44,6 +44,10 @@ def collate_images(images: Sequence[Any], collate: Collate) -> Any:
         )
     if images and isinstance(images[0], np.ndarray):
         return np.stack(images)
+    if all(isinstance(image, torch.Tensor) and image.dim() == 3 for image in images):
+        last = [image.permute(1, 2, 0) for image in images]
+        if all(image.is_contiguous() for image in last):  # as decoded: in the memory format of images in one array
+            return default_collate(last).permute(0, 3, 1, 2)
     return default_collate(list(images))
 
 

@@ -64,11 +64,12 @@ class Plan:
 class BatchPlan:
     """A batch's choices, and the memory it goes to.
 
-    ``out`` is the batch's array (N, H, W, C) where all images come out in one size, else None. ``images`` takes one
-    entry per sample: what the transform returned; without one, and without ``out``, its pixels. ``targets`` takes what
-    ``transforms`` returned beside it, and is None without them. ``sizes`` (N, 2) are the heights and widths that images
-    come out in; there are none where the crop gives all one size. ``refused`` are the records that the index says
-    something impossible of, by their positions, and why.
+    ``out`` is the batch's array (N, H, W, C) where all images come out in one size that so many bytes can hold, else
+    None: each image then gets memory of its own when its turn comes. ``images`` takes one entry per sample: what the
+    transform returned; without one, and without ``out``, its pixels. ``targets`` takes what ``transforms`` returned
+    beside it, and is None without them. ``sizes`` (N, 2) are the heights and widths that images come out in; there are
+    none where the crop gives all one size. ``refused`` are the records that the index says something impossible of, by
+    their positions, and why.
     """
 
     choices: Plan
@@ -122,8 +123,8 @@ def plan_batch(pipeline: Pipeline, chosen: Callable[[], Plan], allocate: Allocat
     refused: dict[int, str] = {}
     if size is None:
         sizes = _output_sizes(pipeline.crop, choices)
-        refused = _bound(pipeline, choices, sizes)
-        size = _common_size(sizes)
+        refused, thin = _bound(pipeline, choices, sizes)
+        size = None if thin else _common_size(sizes)
     channels = 3 if pipeline.decoder.mode == "RGB" else 1
     out = None if size is None else (allocate or _new_array)((count, *size, channels))
     targets = None if pipeline.transforms is None else [None] * count
@@ -186,14 +187,16 @@ def _output_sizes(crop: Crop | None, choices: Plan) -> npt.NDArray[np.int64]:
     return cast(VaryingCrop, crop).sizes(choices.heights, choices.widths)
 
 
-def _bound(pipeline: Pipeline, choices: Plan, sizes: npt.NDArray[np.int64]) -> dict[int, str]:
+def _bound(pipeline: Pipeline, choices: Plan, sizes: npt.NDArray[np.int64]) -> tuple[dict[int, str], bool]:
     """Keep what a pack's columns say from deciding how much memory a batch takes.
 
     A size that is large, or larger than a JPEG of so many bytes can have, is compared with the image's own header,
     which decoders obey too. Where it differs, ``sizes`` gets a small one in its place.
 
     Returns:
-        Position to message of the records that are refused.
+        Position to message of the records that are refused; and whether an image's own header says more than a JPEG of
+        so many bytes can hold. It may be a flat PNG, or lie as the columns do: hundreds of MB for each such record of a
+        batch are not taken at once.
     """
     most = pipeline.decoder.max_pixels
     heights, widths = choices.heights, choices.widths
@@ -205,7 +208,7 @@ def _bound(pipeline: Pipeline, choices: Plan, sizes: npt.NDArray[np.int64]) -> d
     doubtful = heights.astype(np.float64) * widths > np.minimum(FLAT * np.maximum(lengths, 1), BELIEVED)
     large = sizes.astype(np.float64).prod(axis=1) > most
     refused: dict[int, str] = {}
-    taken_back = large.copy()
+    taken_back, thin = large.copy(), False
     for position in np.flatnonzero(doubtful).tolist():
         try:
             (record,) = choices.records.views(position, position + 1)
@@ -222,6 +225,7 @@ def _bound(pipeline: Pipeline, choices: Plan, sizes: npt.NDArray[np.int64]) -> d
                 f"the pack's columns say {stated[1]}x{stated[0]} pixels, the image's header {header.width}x"
                 f"{header.height}: packfmt convert makes a pack with the right ones"
             )
+        thin = thin or header.height * header.width > FLAT * len(record)
     for position in np.flatnonzero(large).tolist():
         height, width = sizes[position].tolist()
         refused.setdefault(
@@ -232,7 +236,7 @@ def _bound(pipeline: Pipeline, choices: Plan, sizes: npt.NDArray[np.int64]) -> d
     taken_back[list(refused)] = True
     if taken_back.any():
         sizes[taken_back] = (1, 1) if taken_back.all() else sizes[~taken_back][0]  # as the others: they may have one
-    return refused
+    return refused, thin
 
 
 def _common_size(sizes: npt.NDArray[np.int64]) -> tuple[int, int] | None:

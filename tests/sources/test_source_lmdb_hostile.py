@@ -428,6 +428,7 @@ def test_memory_beyond_the_limit_is_an_error(numbered: Path, monkeypatch: pytest
         (HEADER.pack(b"PKF1", 2, 1 << 62) + b"{}", "no frame"),
         (HEADER.pack(b"PKF1", 1 << 31, 0), "no frame"),
         (HEADER.pack(b"PKF1", 4, 0) + b"nope", "no JSON"),
+        (HEADER.pack(b"PKF1", 100_000, 0) + b"[" * 100_000, "no JSON"),
         (HEADER.pack(b"PKF1", 2, 0) + b"[]", "not an object"),
         (HEADER.pack(b"PKF1", 2, 9) + b"{}" + b"short", "inside a frame"),
     ],

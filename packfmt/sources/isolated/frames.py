@@ -115,7 +115,7 @@ def read_frame(reader: ByteReader) -> tuple[dict[str, Any], memoryview] | None:
     _fill(reader, text)
     try:
         meta = json.loads(bytes(text))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FrameError(f"a frame's description is no JSON: {error}") from error
     if not isinstance(meta, dict):
         raise FrameError(f"a frame's description is a {type(meta).__name__}, not an object")
