@@ -20,7 +20,7 @@ import packfmt
 from packfmt.converting import convert
 from packfmt.errors import ConvertError, SourceError
 from packfmt.record import DTYPES, Column
-from packfmt.sources.facts import Facts, from_json, to_json
+from packfmt.sources.columns import Facts, from_json, to_json
 from packfmt.sources.folder import FolderWriter
 from packfmt.sources.parquet.source import ParquetSource
 from packfmt.sources.parquet.writer import ParquetWriter

@@ -367,7 +367,7 @@ class CountingData:
 def test_each_chunk_is_read_once_and_in_order(tmp_path: Path, axes: str, rows: int) -> None:
     from packfmt.sources.hdf5.file import open_file
     from packfmt.sources.hdf5.layouts import look
-    from packfmt.sources.hdf5.stacks import StackReader
+    from packfmt.sources.hdf5.reading import StackReader
 
     order = ["NHWC".index(letter) for letter in axes]
     array = np.resize(STACK, (2000, 8, 8, 3)).transpose(order)

@@ -33,8 +33,8 @@ from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Column
 from packfmt.sources import registry
 from packfmt.sources.base import BadEntry
+from packfmt.sources.isolated.source import GAP, InputFiles, Located, read_together
 from packfmt.sources.lmdb.source import LMDBSource, recognise
-from packfmt.sources.located import GAP, InputFiles, Located, read_together
 
 TEXT = Column("label", "|u1", (None,), "text")
 NUMBER = Column("label", "<i8")

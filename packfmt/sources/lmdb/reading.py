@@ -11,9 +11,16 @@ from typing import Any
 from packfmt.errors import SourceError
 from packfmt.sources.isolated.child import Flush
 from packfmt.sources.isolated.frames import Item
-from packfmt.sources.lmdb.datum import read_datum
 from packfmt.sources.lmdb.layouts import META_KEYS, ImagesByKey, Layout, Progressive, TextRecognition
-from packfmt.sources.lmdb.serialised import CaffeDatum, Carved, RawSquares, Serialised, read_value, square_side
+from packfmt.sources.lmdb.serialised import (
+    CaffeDatum,
+    Carved,
+    RawSquares,
+    Serialised,
+    read_datum,
+    read_value,
+    square_side,
+)
 from packfmt.sources.lmdb.table import Entry, Table, open_tables
 from packfmt.sources.values import ValueFault, image_kind, what_is
 

@@ -14,7 +14,7 @@ import numpy as np
 from packfmt.errors import ConvertError
 from packfmt.record import Column
 from packfmt.sources.base import Target
-from packfmt.sources.facts import SCHEMA_KEY, Facts
+from packfmt.sources.columns import SCHEMA_KEY, Facts
 from packfmt.sources.parquet.source import load_arrow
 from packfmt.storage.publish import PendingFile, naming
 

@@ -15,8 +15,8 @@ from typing import Any
 from packfmt.errors import ConvertError
 from packfmt.record import Column
 from packfmt.sources.base import Target
-from packfmt.sources.facts import TAR_MEMBER, Facts, to_json
-from packfmt.sources.webdataset.parts import facts_parts
+from packfmt.sources.columns import TAR_MEMBER, Facts, to_json
+from packfmt.sources.webdataset.source import facts_parts
 from packfmt.storage.base import Buffer
 from packfmt.storage.folders import is_safe_key
 from packfmt.storage.publish import PendingFile, PendingSet, naming, refuse_existing
