@@ -13,12 +13,20 @@ from images import jpeg
 from sources.source_inputs import example, frame
 
 import packfmt
+from packfmt.sources.inputs import Inputs, Probe
+from packfmt.sources.registry import KINDS
 
 IMAGES = [jpeg(20 + number, 24, seed=number) for number in range(3)]
 LABELS = [0, 1, 1]
 CLASSES = ("cat", "dog")
 NAMES = [f"{CLASSES[label]}/{number}.jpg" for number, label in enumerate(LABELS)]
 BROKEN = IMAGES[1][:30]  # its start and no more
+
+
+def recogniser(*names: str) -> Callable[[Inputs], str | None]:
+    """A function that says which of these kinds of source a path is, or None."""
+    return lambda path: next((name for name in names if KINDS[name].fits(Probe(path))), None)
+
 
 Make = Callable[[Path, Sequence[bytes]], Path]
 

@@ -1,4 +1,4 @@
-"""What the sources share: naming input files, paths found inside them (untrusted text), keys, class folders, notes."""
+"""What the sources share: input files and their first bytes, untrusted paths in them, keys, class folders, notes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import stat
 import threading
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from packfmt.errors import SourceError
@@ -20,10 +21,13 @@ __all__ = [
     "MAX_IMAGE_BYTES",
     "CountedNotes",
     "FolderClasses",
+    "Inputs",
+    "Probe",
     "SeenKeys",
     "expand_inputs",
     "free_name",
     "has_images",
+    "head_of",
     "inside_key",
     "is_hidden",
     "is_image_name",
@@ -108,6 +112,51 @@ def _expand_braces(text: str) -> Iterator[str]:
         return
     for middle in middles:
         yield from _expand_braces(head + middle + tail)
+
+
+HEAD_BYTES = 16 << 10
+
+
+def head_of(path: str | os.PathLike[str]) -> bytes:
+    """The first bytes of a file, at most ``HEAD_BYTES``; none of what is not a regular file, or cannot be read."""
+    try:
+        if not os.path.isfile(path):
+            return b""
+        with open(path, "rb") as file:
+            return file.read(HEAD_BYTES)
+    except (OSError, ValueError):
+        return b""
+
+
+class Probe:
+    """What a path shows before it is opened as anything: read once, and asked by the recognisers of all kinds in turn.
+
+    Args:
+        given: a path, a pattern, or several paths.
+
+    Attributes:
+        given: as given.
+        path: the one path or pattern, "" where several are given.
+        is_folder: whether that is a folder.
+    """
+
+    def __init__(self, given: Inputs) -> None:
+        self.given = given
+        self.path = os.fspath(given) if isinstance(given, (str, os.PathLike)) else ""
+        self.is_folder = bool(self.path) and os.path.isdir(self.path)
+
+    @cached_property
+    def first(self) -> str:
+        """The first file that is named; "" where there is none, or it is a folder."""
+        try:
+            return "" if self.is_folder else os.fspath(expand_inputs(self.given)[0])
+        except (OSError, SourceError, ValueError):
+            return ""
+
+    @cached_property
+    def head(self) -> bytes:
+        """The first bytes of that file, see ``head_of``."""
+        return head_of(self.first)
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:

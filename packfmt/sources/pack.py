@@ -13,7 +13,7 @@ from packfmt.format import MAGIC
 from packfmt.lmdb_pages import Tree, decode_head
 from packfmt.record import IMAGE_COLUMNS, KEY, Record
 from packfmt.sources.base import Source
-from packfmt.sources.inputs import Inputs, free_name
+from packfmt.sources.inputs import Inputs, Probe, free_name, head_of
 from packfmt.storage.filebytes import open_bytes
 from packfmt.storage.lmdb import data_file, is_environment, is_pack_key
 from packfmt.storage.manifest import MANIFEST
@@ -24,24 +24,20 @@ __all__ = ["PackSource", "recognise"]
 _HEAD = 4096
 
 
-def recognise(path: Inputs) -> str | None:
-    """ "pack" for a shard, a manifest, a pack in LMDB, or several shards; None for anything else.
+def recognise(probe: Probe) -> bool:
+    """Whether it is a shard, a manifest, a pack in LMDB, or several shards.
 
     A damaged pack is one too, so that opening it says what is wrong, and so is an LMDB file that is too damaged to tell
     whose it is. Nothing is parsed by a C library.
     """
-    try:
-        if not isinstance(path, (str, os.PathLike)):
-            return "pack" if path and all(_is_part(os.fspath(part)) for part in path) else None
-        name = os.fspath(path)
-        if is_pattern(name):
-            matches = matching_files(name)
-            return "pack" if matches and all(map(_is_shard, matches)) else None
-        if is_environment(name):
-            return "pack" if _is_pack_in_lmdb(data_file(name)) else None
-        return "pack" if _is_part(name) else None
-    except OSError:
-        return None
+    if not probe.path:
+        return bool(probe.given) and all(_is_part(os.fspath(part)) for part in probe.given)  # type: ignore[union-attr]
+    if is_pattern(probe.path):
+        matches = matching_files(probe.path)
+        return bool(matches) and all(head_of(match).startswith(MAGIC) for match in matches)
+    if is_environment(probe.path):
+        return _is_pack_in_lmdb(data_file(probe.path))
+    return os.path.isfile(probe.path) and _is_part(probe.path, probe.head)
 
 
 class PackSource(Source):
@@ -96,23 +92,10 @@ class PackSource(Source):
         self._reader.close()
 
 
-def _is_part(path: str) -> bool:
-    """Whether this can be one of several that are opened as one."""
-    return _is_shard(path) or (path.endswith(".json") and _is_manifest(path))
-
-
-def _is_shard(path: str) -> bool:
-    if not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
-
-
-def _is_manifest(path: str) -> bool:
-    if not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        return f'"{MANIFEST}"'.encode() in file.read(_HEAD)
+def _is_part(path: str, head: bytes | None = None) -> bool:
+    """Whether this can be one of several that are opened as one: a shard, or a manifest."""
+    head = head_of(path) if head is None else head
+    return head.startswith(MAGIC) or (path.endswith(".json") and f'"{MANIFEST}"'.encode() in head[:_HEAD])
 
 
 def _is_pack_in_lmdb(path: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from packfmt.errors import SourceError
 from packfmt.sources.base import Source
-from packfmt.sources.inputs import Inputs
+from packfmt.sources.inputs import Inputs, Probe, head_of
 from packfmt.sources.values import image_kind, what_is
 
 __all__ = ["KINDS", "Kind", "name_of", "open_source", "recognise"]
@@ -22,7 +22,7 @@ class Kind:
 
     Args:
         name: as ``--from`` takes it.
-        module: of packfmt.sources, with ``recognise``.
+        module: of packfmt.sources, with ``recognise(probe) -> bool``, but for the folder, which is what is left.
         source: the class in it.
         what: one line for a person.
         several: whether several paths are one set of this kind.
@@ -38,6 +38,19 @@ class Kind:
         """The source's class."""
         found: type[Source] = getattr(import_module(f"packfmt.sources.{self.module}"), self.source)
         return found
+
+    def fits(self, probe: Probe) -> bool:
+        """Whether a path is of this kind, told by its content.
+
+        Raises:
+            SourceError: it is, or may be, and something must be said about it.
+        """
+        if self.name == "folder" or not (self.several or os.path.exists(probe.path)):
+            return False
+        try:
+            return bool(import_module(f"packfmt.sources.{self.module}").recognise(probe))
+        except (OSError, ValueError):  # not to be read, or no path at all
+            return False
 
     def options(self) -> dict[str, inspect.Parameter]:
         """The options the source takes, besides its path."""
@@ -66,9 +79,9 @@ KINDS = {
         Kind(
             "lmdb", "lmdb.source", "LMDBSource", "LMDB: text recognition, BasicSR, Caffe, LSUN, folder2lmdb and others"
         ),
-        Kind("coco", "annotations.recognition", "CocoSource", "COCO JSON annotations with their images"),
-        Kind("voc", "annotations.recognition", "VocSource", "Pascal VOC: JPEGImages/ and Annotations/"),
-        Kind("yolo", "annotations.recognition", "YoloSource", "YOLO text labels beside images"),
+        Kind("coco", "annotations.coco", "CocoSource", "COCO JSON annotations with their images"),
+        Kind("voc", "annotations.voc", "VocSource", "Pascal VOC: JPEGImages/ and Annotations/"),
+        Kind("yolo", "annotations.yolo", "YoloSource", "YOLO text labels beside images"),
         Kind("table", "table", "TableSource", "CSV, TSV or JSON lines of path, label and further columns"),
         Kind("folder", "folder", "FolderSource", "a folder of images, flat or with class folders"),
     )
@@ -83,31 +96,26 @@ def recognise(path: Inputs) -> str:
         SourceError: it is nothing that packfmt can convert, a table with a damaged line, or a folder of images beside
             LMDB.
     """
-    alone = isinstance(path, (str, os.PathLike))
+    probe = Probe(path)
     fault: SourceError | None = None
     for kind in KINDS.values():
-        if kind.name == "folder" or not (alone or kind.several):
-            continue
         try:
-            found: str | None = import_module(f"packfmt.sources.{kind.module}").recognise(path)
+            if kind.fits(probe):
+                return kind.name
         except SourceError as error:
-            found, fault = None, error  # only raised below: an empty file or a web page is no damaged table
-        if found is not None:
-            return found
+            fault = error  # only raised below: an empty file or a web page is no damaged table
+    if probe.is_folder and fault is None:
+        return "folder"
     for one in [path] if isinstance(path, (str, os.PathLike)) else path:
-        if alone and os.path.isdir(one):
-            if fault is not None:
-                raise fault
-            return "folder"
         if not os.path.lexists(one):
             raise FileNotFoundError(2, "no such file or folder", os.fspath(one))
         _refuse_stand_in(one)
     if fault is not None:
         raise fault
-    kinds = ", ".join(name for name, kind in KINDS.items() if alone or kind.several)
+    kinds = ", ".join(name for name, kind in KINDS.items() if probe.path or kind.several)
     raise SourceError(
         f"{name_of(path)}: not recognised as any of {kinds}; packfmt convert --list describes them, --from names one"
-        + (f". The file is {_what(path)}" if isinstance(path, (str, os.PathLike)) and os.path.isfile(path) else "")
+        + (f". The file is {_what(probe.path)}" if os.path.isfile(probe.path) else "")
     )
 
 
@@ -119,8 +127,7 @@ def _refuse_stand_in(path: str | os.PathLike[str]) -> None:
 
 
 def _what(path: str | os.PathLike[str]) -> str:
-    with open(path, "rb") as file:
-        head = file.read(512)
+    head = head_of(path)
     image = image_kind(head)
     return f"one image ({image}); name its folder" if image else what_is(head) if head else "an empty file"
 

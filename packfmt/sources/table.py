@@ -16,7 +16,7 @@ from packfmt.bounded_json import RECORD, parse_json
 from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Column, Record
 from packfmt.sources.base import BadEntry, Source
-from packfmt.sources.inputs import MAX_IMAGE_BYTES, SeenKeys, free_name, inside_key, is_image_name, read_inside
+from packfmt.sources.inputs import MAX_IMAGE_BYTES, Probe, SeenKeys, free_name, inside_key, is_image_name, read_inside
 
 __all__ = ["Cell", "Row", "Table", "TableSource", "recognise"]
 
@@ -171,19 +171,16 @@ _MAX_CLASSES = 1_000_000
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 
 
-def recognise(path: str | os.PathLike[str]) -> str | None:
-    """ "table" where a file named .csv, .tsv or .jsonl has a row with the path of an image in it; else None.
+def recognise(probe: Probe) -> bool:
+    """Whether a file named .csv, .tsv or .jsonl has a row with the path of an image in it.
 
     Raises:
-        SourceError: a file of that name is no whole table: only its name says what it is.
+        SourceError: a file of that name is damaged: only its name says what it is.
     """
-    try:
-        if not os.fspath(path).lower().endswith(_SUFFIXES) or not os.path.isfile(path):
-            return None
-        table = Table(path)
-        return "table" if _key_column(table, table.sample(16)) is not None else None
-    except (OSError, ValueError):
-        return None
+    if not probe.path.lower().endswith(_SUFFIXES) or not os.path.isfile(probe.path):
+        return False
+    table = Table(probe.path)
+    return _key_column(table, table.sample(16)) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from packfmt.errors import DecodeError, SourceError
 from packfmt.images.sniff import magic
 from packfmt.record import Column, Record
 from packfmt.sources.base import BadEntry, SkipEntry, Source
-from packfmt.sources.inputs import MAX_IMAGE_BYTES, FolderClasses, is_hidden, is_image_name
+from packfmt.sources.inputs import MAX_IMAGE_BYTES, FolderClasses, Probe, is_hidden, is_image_name
 
 __all__ = ["ZipSource", "recognise"]
 
@@ -25,13 +25,9 @@ _FREE_BYTES = 1 << 20
 _DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, OSError, RuntimeError)
 
 
-def recognise(path: str | os.PathLike[str]) -> str | None:
-    """ "zip" where the file starts as a zip archive does and ends in its directory; else None."""
-    try:
-        with open(path, "rb") as file:
-            return "zip" if file.read(2) == b"PK" and zipfile.is_zipfile(file) else None
-    except (OSError, ValueError):
-        return None
+def recognise(probe: Probe) -> bool:
+    """Whether the file starts as a zip archive does and ends in its directory."""
+    return probe.head.startswith(b"PK") and zipfile.is_zipfile(probe.first)
 
 
 class ZipSource(Source):

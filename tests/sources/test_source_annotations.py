@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kinds import recogniser
 from source_inputs import jpeg
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Record
-from packfmt.sources.annotations.recognition import CocoSource, VocSource, YoloSource, recognise
-from packfmt.sources.annotations.yolo import yaml_names
+from packfmt.sources.annotations.coco import CocoSource
+from packfmt.sources.annotations.voc import VocSource
+from packfmt.sources.annotations.yolo import YoloSource, yaml_names
 from packfmt.sources.base import BadEntry
+
+recognise = recogniser("coco", "voc", "yolo")
 
 DATA = os.environ.get("PACKFMT_TEST_DATA")
 

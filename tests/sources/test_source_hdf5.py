@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from foreign_inputs import decoded, encoded, pixels
+from kinds import recogniser
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Column
-from packfmt.sources.hdf5.source import HDF5Source, recognise
+from packfmt.sources.hdf5.source import HDF5Source
+
+recognise = recogniser("hdf5")
 
 h5py = pytest.importorskip("h5py")
 

@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from foreign_inputs import Bomb, decoded, encoded, pixels
+from kinds import recogniser
 
 from packfmt.errors import DecodeError, SourceError
-from packfmt.sources.hdf5.source import HDF5Source, recognise
+from packfmt.sources.hdf5.source import HDF5Source
+
+recognise = recogniser("hdf5")
 
 h5py = pytest.importorskip("h5py")
 

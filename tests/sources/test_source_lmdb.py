@@ -26,6 +26,7 @@ import pytest
 from foreign_inputs import decoded, encoded, pixels, write_lmdb
 from hypothesis import given
 from hypothesis import strategies as st
+from kinds import recogniser
 
 from packfmt import convert, packing
 from packfmt import open as open_pack
@@ -34,7 +35,9 @@ from packfmt.record import Column
 from packfmt.sources import registry
 from packfmt.sources.base import BadEntry
 from packfmt.sources.isolated.source import GAP, InputFiles, Located, read_together
-from packfmt.sources.lmdb.source import LMDBSource, recognise
+from packfmt.sources.lmdb.source import LMDBSource
+
+recognise = recogniser("lmdb")
 
 TEXT = Column("label", "|u1", (None,), "text")
 NUMBER = Column("label", "<i8")

@@ -19,6 +19,7 @@ import msgpack
 import numpy as np
 import pytest
 from foreign_inputs import Bomb, encoded, write_lmdb
+from kinds import recogniser
 from lmdb_damage_program import HARMS, cases, page_size_of
 
 import packfmt
@@ -28,8 +29,10 @@ from packfmt.errors import DecodeError, SourceError
 from packfmt.lmdb_pages import decode_head
 from packfmt.sources.isolated import process as isolated
 from packfmt.sources.isolated.frames import HEADER, FrameError, read_frame
-from packfmt.sources.lmdb.source import LMDBSource, recognise
+from packfmt.sources.lmdb.source import LMDBSource
 from packfmt.sources.lmdb.table import open_tables
+
+recognise = recogniser("lmdb")
 
 PIL_PICKLE = b"\x80\x04cPIL.Image\nImage\n)R\x94]\x94b\x94K\x03\x86\x94."
 CODE_ROW = b"\x80\x02cdataset\nCodeRow\n(X\x03\x00\x00\x00topX\x06\x00\x00\x00bottomX\x01\x00\x00\x00ft\x81."

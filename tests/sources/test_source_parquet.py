@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kinds import recogniser
 from source_inputs import jpeg, png, trapped_pickle
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.sources.base import BadEntry
-from packfmt.sources.parquet.source import ParquetSource, recognise
+from packfmt.sources.parquet.source import ParquetSource
+
+recognise = recogniser("parquet")
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")

@@ -7,12 +7,15 @@ import os
 from pathlib import Path
 
 import pytest
+from kinds import recogniser
 from source_inputs import jpeg
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Record
 from packfmt.sources.base import BadEntry
-from packfmt.sources.table import Table, TableSource, recognise
+from packfmt.sources.table import Table, TableSource
+
+recognise = recogniser("table")
 
 
 @pytest.fixture

@@ -16,14 +16,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kinds import recogniser
 from source_inputs import jpeg, png, trapped_pickle
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Record
 from packfmt.sources.base import BadEntry
 from packfmt.sources.webdataset import stream as tarstream
-from packfmt.sources.webdataset.source import TarSource, recognise
+from packfmt.sources.webdataset.source import TarSource
 from packfmt.sources.webdataset.stream import TarStream, _sum_matches
+
+recognise = recogniser("tar")
 
 SIZE_FIELD, SUM_FIELD = 124, 148
 

@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kinds import recogniser
 from source_inputs import example, frame, jpeg, png, trapped_pickle
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.sources.tfrecord.framing import frames, read_frame
-from packfmt.sources.tfrecord.source import TFRecordSource, parse_example, recognise
+from packfmt.sources.tfrecord.source import TFRecordSource, parse_example
+
+recognise = recogniser("tfrecord")
 
 # Written by another program (the PyPI package tfrecord 1.14.6, over Google's protobuf and the C library of crc32c):
 # image/class/label -7, image/encoded ff d8 ff e0 "JPEG", image/filename "a.jpg", w [0.5, 1.5].

@@ -9,10 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from kinds import recogniser
 from source_inputs import jpeg, png
 
 from packfmt.errors import DecodeError, SourceError
-from packfmt.sources.zip import ZipSource, recognise
+from packfmt.sources.zip import ZipSource
+
+recognise = recogniser("zip")
 
 FLAGS_IN_DIRECTORY, CRC_IN_DIRECTORY, SIZE_IN_DIRECTORY = 8, 16, 24
 

@@ -15,16 +15,30 @@ from packfmt.errors import SourceError
 from packfmt.record import Column
 from packfmt.sources.annotations.boxes import BOXES, LABELS, Boxed, BoxSource, as_boxes
 from packfmt.sources.base import BadEntry
-from packfmt.sources.inputs import SeenKeys, inside_key, resolve_inside
+from packfmt.sources.inputs import Probe, SeenKeys, inside_key, resolve_inside
 
-__all__ = ["CocoSource"]
+__all__ = ["CocoSource", "recognise"]
 
 _ISCROWD = Column("iscrowd", "|u1", (None,))
+_PEEKED_BYTES = 1 << 20  # at the start, and at the end
 _KNOWN = {"id", "image_id", "category_id", "bbox", "iscrowd", "area"}
 
 _PIECE = 1 << 20  # bytes read at a time
 _BYTES_PER_BRACKET = 8  # the shortest annotation has 25
 _FEW = 10_000
+
+
+def recognise(probe: Probe) -> bool:
+    """Whether a JSON file names the parts of a COCO set near its start or its end."""
+    if probe.head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] != b"{":
+        return False
+    with open(probe.first, "rb") as file:
+        text = file.read(_PEEKED_BYTES)
+        file.seek(max(0, os.path.getsize(probe.first) - _PEEKED_BYTES))
+        text += file.read(_PEEKED_BYTES)
+    return (
+        sum(name in text for name in (b'"images"', b'"annotations"', b'"categories"')) >= 2 and b'"file_name"' in text
+    )
 
 
 class CocoSource(BoxSource):

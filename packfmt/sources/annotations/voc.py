@@ -14,13 +14,21 @@ from packfmt.errors import SourceError
 from packfmt.record import Column
 from packfmt.sources.annotations.boxes import BOXES, F64, LABELS, Boxed, BoxSource, as_boxes
 from packfmt.sources.base import BadEntry
-from packfmt.sources.inputs import is_hidden, is_image_name, read_inside
+from packfmt.sources.inputs import Probe, is_hidden, is_image_name, read_inside
 
-__all__ = ["VocSource"]
+__all__ = ["VocSource", "recognise"]
 
 IMAGES, ANNOTATIONS = "JPEGImages", "Annotations"
 _MAX_XML = 4 << 20
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
+
+
+def recognise(probe: Probe) -> bool:
+    """Whether a folder has images and XML files where VOC has them."""
+    if not os.path.isdir(os.path.join(probe.path, IMAGES)):
+        return False
+    with os.scandir(os.path.join(probe.path, ANNOTATIONS)) as found:
+        return any(entry.name.lower().endswith(".xml") for entry in found)
 
 
 class XmlError(ValueError):

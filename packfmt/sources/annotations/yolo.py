@@ -11,12 +11,15 @@ import numpy as np
 from packfmt.errors import SourceError
 from packfmt.sources.annotations.boxes import Boxed, BoxSource, as_boxes
 from packfmt.sources.base import BadEntry
-from packfmt.sources.inputs import is_hidden, is_image_name, read_inside
+from packfmt.sources.inputs import Probe, is_hidden, is_image_name, read_inside
 
-__all__ = ["NAME_FILES", "YoloSource", "parse_yolo", "yaml_names"]
+__all__ = ["YoloSource", "recognise", "yaml_names"]
 
 _MAX_TEXT = 4 << 20
 NAME_FILES = ("classes.txt", "obj.names", "labels/classes.txt", "data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
+_LABEL_HEAD = 4096
+_LOOKED_AT = 500  # label files and folders of them; a set may begin with many images of nothing
+_SETS = 8  # such as train, valid and test
 _MAX_CLASS = 1_000_000
 _PLAIN = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")  # a list or map without a tag of its own
 
@@ -71,6 +74,59 @@ def load_yaml() -> Any:
     except ImportError as error:
         raise SourceError("class names in YAML need PyYAML: pip install 'packfmt[convert]'") from error
     return yaml
+
+
+def recognise(probe: Probe) -> bool:
+    """Whether a folder ``labels`` beside ``images``, here or one folder below, holds a text file of boxes.
+
+    Where the root names classes as YOLO sets do, any text file of an image's name will do: all may be empty or damaged.
+    """
+    if not probe.is_folder:
+        return False
+    named = any(os.path.isfile(os.path.join(probe.path, name)) for name in NAME_FILES)
+    with os.scandir(probe.path) as found:
+        above = [probe.path, *sorted(entry.path for entry in found if entry.is_dir(follow_symlinks=False))]
+    sets = [path for path in above if all(os.path.isdir(os.path.join(path, name)) for name in ("images", "labels"))]
+    return any(named or _holds_boxes(path) for folder in sets[:_SETS] for path in _label_files(folder))
+
+
+def _label_files(folder: str) -> Iterator[str]:
+    """Text files below ``labels`` that have the name of an image in the same place below ``images``.
+
+    A README or a list of files beside the labels says nothing of the set, so they are passed over.
+    """
+    labels, images = os.path.join(folder, "labels"), os.path.join(folder, "images")
+    looked_at = 0
+    for place, folders, names in os.walk(labels):
+        folders.sort()
+        stems = _image_stems(os.path.join(images, os.path.relpath(place, labels)))
+        looked_at += 1
+        for name in sorted(names) if stems else ():
+            path = os.path.join(place, name)
+            if name.endswith(".txt") and name[:-4] in stems and os.path.isfile(path) and not os.path.islink(path):
+                looked_at += 1
+                yield path
+            if looked_at > _LOOKED_AT:
+                break
+        if looked_at > _LOOKED_AT:
+            break
+
+
+def _image_stems(folder: str) -> set[str]:
+    try:
+        return {os.path.splitext(name)[0] for name in os.listdir(folder) if is_image_name(name)}
+    except OSError:
+        return set()
+
+
+def _holds_boxes(path: str) -> bool:
+    """Whether a box is read from it; one damaged or empty file (an image of nothing) does not speak for the set."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_LABEL_HEAD)
+        return bool(parse_yolo(head[: head.rfind(b"\n") + 1] if len(head) == _LABEL_HEAD else head))
+    except (OSError, ValueError):
+        return False
 
 
 class YoloSource(BoxSource):

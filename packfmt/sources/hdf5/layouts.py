@@ -1,4 +1,4 @@
-"""Where the images are in an HDF5 file: stacks of them in one dataset, or one dataset each; and what lies beside them."""
+"""Where the images are in an HDF5 file: stacks in one dataset, or one dataset each; and what lies beside them."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from packfmt.errors import SourceError
 from packfmt.sources.hdf5.layouts import check_layout, parse_range
-from packfmt.sources.inputs import has_images, natural
+from packfmt.sources.inputs import Probe, has_images, head_of, natural
 from packfmt.sources.isolated.source import IsolatedSource
 from packfmt.sources.values import what_is
 
@@ -22,23 +22,17 @@ _MEMORY = 3 << 30  # bytes of address space for the child: a chunk of half a gig
 _USER_BLOCKS = (0, 512, 1024, 2048, 4096, 8192)  # where the signature may stand
 
 
-def recognise(path: str | os.PathLike[str]) -> str | None:
-    """ "hdf5" where ``path`` is an HDF5 file, or a folder with such files, and no images, at its top; else None.
+def recognise(probe: Probe) -> bool:
+    """Whether it is an HDF5 file, or a folder with such files, and no images, at its top.
 
     Tells by content; a pointer or an error page under an HDF5 name counts as one, so that opening it can say so.
     """
-    place = os.fspath(path)
-    try:
-        if os.path.isdir(place):
-            names = [name for name in sorted(os.listdir(place)) if name.lower().endswith(_SUFFIXES)]
-            found = any(_is_hdf5(os.path.join(place, name)) for name in names[:16])
-            return "hdf5" if found and not has_images(place) else None
-        if _is_hdf5(place):
-            return "hdf5"
-        named = place.lower().endswith((*_SUFFIXES, ".h5.gz", ".hdf5.gz"))
-        return "hdf5" if named and what_is(_head(place)).startswith(("a Git LFS", "an HTML", "gzip")) else None
-    except OSError:
-        return None
+    place = probe.path
+    if probe.is_folder:
+        names = [name for name in sorted(os.listdir(place)) if name.lower().endswith(_SUFFIXES)]
+        return any(_is_hdf5(head_of(os.path.join(place, name))) for name in names[:16]) and not has_images(place)
+    named = place.lower().endswith((*_SUFFIXES, ".h5.gz", ".hdf5.gz"))
+    return _is_hdf5(probe.head) or (named and what_is(probe.head).startswith(("a Git LFS", "an HTML", "gzip")))
 
 
 class HDF5Source(IsolatedSource):
@@ -134,7 +128,7 @@ def _labels_beside(file: str) -> str | None:
     folder, name = os.path.split(os.path.abspath(file))
     match = re.fullmatch(r"(.*_)x(\.\w+)", name)
     beside = os.path.join(folder, f"{match[1]}y{match[2]}") if match is not None else ""
-    return beside if beside and _is_hdf5(beside) else None
+    return beside if beside and _is_hdf5(head_of(beside)) else None
 
 
 def _prefix(root: str, file: str) -> str:
@@ -142,24 +136,12 @@ def _prefix(root: str, file: str) -> str:
     return os.path.splitext(os.path.relpath(file, root))[0].replace(os.sep, "/") + "/"
 
 
-def _head(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(512)
-
-
-def _is_hdf5(path: str) -> bool:
-    try:
-        if not os.path.isfile(path):
-            return False
-        with open(path, "rb") as file:
-            data = file.read(_USER_BLOCKS[-1] + len(_MAGIC))
-    except OSError:
-        return False
-    return any(data.startswith(_MAGIC, start) for start in _USER_BLOCKS)
+def _is_hdf5(head: bytes) -> bool:
+    return any(head.startswith(_MAGIC, start) for start in _USER_BLOCKS)
 
 
 def _check_head(path: str) -> None:
     if not os.path.isfile(path):
         raise SourceError(f"{path}: no regular file")
-    if not _is_hdf5(path):
-        raise SourceError(f"{path}: no HDF5 file but {what_is(_head(path))}")
+    if not _is_hdf5(head := head_of(path)):
+        raise SourceError(f"{path}: no HDF5 file but {what_is(head)}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from packfmt.errors import SourceError
-from packfmt.sources.inputs import is_hidden, is_image_name
+from packfmt.sources.inputs import Probe, head_of, is_hidden, is_image_name
 from packfmt.sources.isolated.source import IsolatedSource
 from packfmt.sources.values import what_is
 
@@ -23,33 +23,30 @@ _MAX_ENVIRONMENTS = 10_000
 _MEMORY = 1 << 30  # bytes of address space for the child, besides mapped files
 
 
-def recognise(path: str | os.PathLike[str]) -> str | None:
-    """ "lmdb" where ``path`` is an LMDB data file, or a folder with one at any depth; else None.
+def recognise(probe: Probe) -> bool:
+    """Whether it is an LMDB data file, or a folder with one at any depth.
 
     Tells by content; a pointer or an error page under an LMDB name counts as one, so that opening it can say so.
 
     Raises:
         SourceError: image files lie beside the environments, so that either could be meant.
     """
-    try:
-        found = _data_files(os.fspath(path), limit=1)
-    except OSError:
-        return None
+    found = _data_files(probe.path, limit=1)
     if not found:
-        return None
-    head = _head(found[0])
+        return False
+    head = head_of(found[0]) if probe.is_folder else probe.head
     named = os.path.basename(found[0]) == _DATA_FILE or found[0].endswith(_SUFFIXES)
     stranger = named and what_is(head).startswith(("a Git LFS", "an HTML", "gzip"))
     places = (_HEADER, _NARROW_HEADER, _NEW_HEADER)
     if not any(head.startswith(_MAGIC, place) for place in places) and not stranger:
-        return None
-    several = os.path.isdir(path) and not os.path.isfile(os.path.join(path, _DATA_FILE))
-    if several and (image := _image_beside(os.fspath(path))) is not None:
+        return False
+    several = probe.is_folder and not os.path.isfile(os.path.join(probe.path, _DATA_FILE))
+    if several and (image := _image_beside(probe.path)) is not None:
         raise SourceError(
-            f"{os.fspath(path)}: holds both LMDB ({found[0]}) and image files ({image}); --from lmdb reads the one, "
+            f"{probe.path}: holds both LMDB ({found[0]}) and image files ({image}); --from lmdb reads the one, "
             "--from folder the others"
         )
-    return "lmdb"
+    return True
 
 
 class LMDBSource(IsolatedSource):
@@ -186,17 +183,8 @@ def _prefix(root: str, file: str, count: int) -> str:
     return place.relative_to(root).as_posix() + "/"
 
 
-def _head(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(512)
-    except OSError:
-        return b""
-
-
 def _check_head(path: str) -> None:
-    with open(path, "rb") as file:
-        head = file.read(512)
+    head = head_of(path)
     if head[_HEADER : _HEADER + 4] == _MAGIC:
         return
     if head[_NARROW_HEADER : _NARROW_HEADER + 4] == _MAGIC:

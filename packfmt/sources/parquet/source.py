@@ -13,7 +13,17 @@ from packfmt.images.sniff import magic
 from packfmt.record import Column, Record
 from packfmt.sources.base import BadEntry, Source
 from packfmt.sources.columns import SCHEMA_KEY, Facts, exact_array
-from packfmt.sources.inputs import MAX_IMAGE_BYTES, Inputs, SeenKeys, expand_inputs, free_name, has_images, short_names
+from packfmt.sources.inputs import (
+    MAX_IMAGE_BYTES,
+    Inputs,
+    Probe,
+    SeenKeys,
+    expand_inputs,
+    free_name,
+    has_images,
+    head_of,
+    short_names,
+)
 
 __all__ = ["ParquetSource", "load_arrow", "recognise"]
 
@@ -78,24 +88,25 @@ def kind_of(types: Any, arrow_type: Any) -> str:
 _IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "image_bytes", "bytes")
 _LABEL_NAMES = ("label", "labels", "class", "class_id", "fine_label", "target")
 _KEY_NAMES = ("key", "path", "file_name", "filename")
+_MAGIC = b"PAR1"
 _BATCH_BYTES = 16 << 20
 _BATCH_ROWS = 1024
 _PEEKED_ROWS = 64
 
 
-def recognise(path: str | os.PathLike[str]) -> str | None:
-    """ "parquet" where the (first) file begins and ends as Parquet does; a folder is judged by its first such file."""
-    try:
-        first = _files(path)[0]
-        if isinstance(path, (str, os.PathLike)) and os.path.isdir(path) and has_images(first.parent):
-            return None  # what lies beside images tells of them
-        with open(first, "rb") as file:
-            if file.read(4) != b"PAR1":
-                return None
-            file.seek(-4, os.SEEK_END)
-            return "parquet" if file.read(4) == b"PAR1" else None
-    except (OSError, SourceError, ValueError):
-        return None
+def recognise(probe: Probe) -> bool:
+    """Whether the (first) file begins and ends as Parquet does; a folder is judged by its first such file."""
+    first, head = Path(probe.first), probe.head
+    if probe.is_folder:
+        found = sorted(Path(probe.path).rglob("*.parquet"))
+        if not found or has_images(found[0].parent):  # what lies beside images tells of them
+            return False
+        first, head = found[0], head_of(found[0])
+    if not head.startswith(_MAGIC):
+        return False
+    with open(first, "rb") as file:
+        file.seek(-len(_MAGIC), os.SEEK_END)
+        return file.read() == _MAGIC
 
 
 class ParquetSource(Source):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
 from packfmt.errors import DecodeError, SourceError
-from packfmt.sources.inputs import MAX_IMAGE_BYTES
+from packfmt.sources.inputs import MAX_IMAGE_BYTES, head_of
 
 __all__ = ["Frame", "frames", "is_tfrecord", "masked_crc32c", "read_frame"]
 
@@ -69,10 +69,13 @@ class Frame:
     stored: bytes | None = None
 
 
-def is_tfrecord(path: Path) -> bool:
-    """Whether the file starts with a TFRecord header whose checksum matches, plain or compressed. Never raises."""
+def is_tfrecord(path: Path, head: bytes) -> bool:
+    """Whether the file, which begins with these bytes, is TFRecord, plain or compressed, by its first checksum.
+
+    Never raises.
+    """
     try:
-        return _kind(path) is not None
+        return _kind(path, head) is not None
     except (OSError, EOFError, zlib.error):
         return False
 
@@ -86,7 +89,7 @@ def frames(path: Path) -> Iterator[Frame]:
     """
     if os.path.getsize(path) == 0:
         return
-    kind = _kind(path)
+    kind = _kind(path, head_of(path))
     if kind is None:
         raise SourceError(f"{path} is no TFRecord file: the checksum of its first length does not match")
     yield from _plain_frames(path) if kind == "plain" else _packed_frames(path, kind)
@@ -112,11 +115,9 @@ def read_frame(frame: Frame) -> bytes:
     return data
 
 
-def _kind(path: Path) -> str | None:
+def _kind(path: Path, head: bytes) -> str | None:
     """ "plain", "gzip" or "zlib". A plain file may start with any byte, so the checksum has the first word."""
-    with open(path, "rb") as file:
-        head = file.read(_HEADER.size)
-    if _is_header(head):
+    if _is_header(head[: _HEADER.size]):
         return "plain"
     if head[:2] == b"\x1f\x8b":
         kind = "gzip"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from packfmt.errors import DecodeError, SourceError
 from packfmt.images.sniff import magic, sniff
 from packfmt.record import Column, Record
 from packfmt.sources.base import BadEntry, Source
-from packfmt.sources.inputs import CountedNotes, Inputs, expand_inputs, free_name, short_names
+from packfmt.sources.inputs import CountedNotes, Inputs, Probe, expand_inputs, free_name, short_names
 from packfmt.sources.protobuf import BYTES, FIXED32, VARINT, WireError, fields, floats, integers, signed
 from packfmt.sources.tfrecord.framing import Frame, frames, is_tfrecord, read_frame
 
@@ -97,12 +97,9 @@ _MAGIC_BYTES = 64
 _LATE_NAMES = 16  # that are told one by one; a writer may name features after records
 
 
-def recognise(path: str | os.PathLike[str]) -> str | None:
-    """ "tfrecord" where the (first) file starts with a record whose length has a matching checksum; else None."""
-    try:
-        return "tfrecord" if is_tfrecord(expand_inputs(path)[0]) else None
-    except (OSError, SourceError, ValueError):
-        return None
+def recognise(probe: Probe) -> bool:
+    """Whether the (first) file starts with a record whose length has a matching checksum."""
+    return is_tfrecord(Path(probe.first), probe.head)
 
 
 class TFRecordSource(Source):

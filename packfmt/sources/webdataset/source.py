@@ -6,7 +6,6 @@ The parts that stand beside an image in a sample become columns; their values ar
 from __future__ import annotations
 
 import io
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from packfmt.sources.inputs import (
     CountedNotes,
     FolderClasses,
     Inputs,
+    Probe,
     SeenKeys,
     expand_inputs,
     is_hidden,
@@ -254,12 +254,9 @@ _PEEKED = 256  # members looked at to learn what a sample holds
 _MAGIC_BYTES = 64
 
 
-def recognise(path: str | os.PathLike[str]) -> str | None:
-    """ "tar" where ``path`` (a file or a pattern) names a tar archive, judged by its first header; else None."""
-    try:
-        return "tar" if is_tar(expand_inputs(path)[0]) else None
-    except (OSError, SourceError, ValueError):
-        return None
+def recognise(probe: Probe) -> bool:
+    """Whether the (first) file is a tar archive, plain or compressed, by its first header."""
+    return is_tar(probe.first, probe.head)
 
 
 class TarSource(Source):

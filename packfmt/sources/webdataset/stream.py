@@ -13,7 +13,7 @@ import gzip
 import lzma
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
@@ -44,27 +44,24 @@ class TarMember(NamedTuple):
     kind: str
 
 
-def is_tar(path: Path) -> bool:
-    """Whether the file is a tar archive, plain or compressed, by its first header. Never raises for a foreign
-    file."""
-    try:
-        with _open(path) as stream:
-            block = stream.read(BLOCK)
-    except _DAMAGE:
-        return False
+def is_tar(path: str, head: bytes) -> bool:
+    """Whether a file that begins with these bytes is a tar archive, by its first header. Never raises for others."""
+    block = head[:BLOCK]
+    if (unpack := _unpacker(head)) is not None:
+        try:
+            with unpack(path) as stream:
+                block = stream.read(BLOCK)
+        except _DAMAGE:
+            return False
     return len(block) == BLOCK and any(block) and _sum_matches(block)
 
 
-def _open(path: Path) -> IO[bytes]:
-    with open(path, "rb") as file:
-        magic = file.read(6)
-    if magic.startswith(b"\x1f\x8b"):
-        return cast(IO[bytes], gzip.open(path, "rb"))
-    if magic.startswith(b"BZh"):
-        return bz2.open(path, "rb")
-    if magic == b"\xfd7zXZ\x00":
-        return lzma.open(path, "rb")
-    return open(path, "rb", buffering=0)
+def _unpacker(head: bytes) -> Callable[[str | Path], IO[bytes]] | None:
+    """What opens a compressed file that begins so; None for a plain one."""
+    for magic, opener in ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ\x00", lzma.open)):
+        if head.startswith(magic):
+            return cast(Callable[[str | Path], IO[bytes]], opener)
+    return None
 
 
 class TarStream:
@@ -79,9 +76,10 @@ class TarStream:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._stream = _open(path)
-        plain = not isinstance(self._stream, (gzip.GzipFile, bz2.BZ2File, lzma.LZMAFile))
-        self._size = os.path.getsize(path) if plain else None
+        with open(path, "rb") as file:
+            unpack = _unpacker(file.read(6))
+        self._stream = open(path, "rb", buffering=0) if unpack is None else unpack(path)  # noqa: SIM115 (closed by close)
+        self._size = os.path.getsize(path) if unpack is None else None
         self._unread = 0  # of the current member, its padding included
         self._content = 0  # of the current member, without it
         self._piece = b""
