@@ -19,7 +19,7 @@ from packfmt.describing import ClassColumn
 from packfmt.errors import ConvertError, DecodeError
 from packfmt.images.decode import decode as decode_image
 from packfmt.images.sniff import CMYK, FORMATS, sniff
-from packfmt.record import IMAGE_COLUMNS, Column, Record
+from packfmt.record import IMAGE_COLUMNS, Column
 from packfmt.reports import Bad, BadImage, BadImagesError, PackReport
 from packfmt.sources.base import BadEntry, SkipEntry, Source
 from packfmt.sources.folder import FolderSource
@@ -230,19 +230,19 @@ def _prepare_all(
 ) -> Generator[_Prepared, None, None]:
     """Load, sniff and perhaps decode in threads, a bounded number of chunks ahead; yield in order.
 
-    Handy ones that are not decoded are loaded right here, in the order they come: that takes less time than handing
-    them over, and they are still in the processor's cache when their checksums are taken.
+    What a source loads ``inline`` and is not decoded is loaded right here, in the order it comes: that takes less time
+    than a thread, and the bytes are still in the processor's cache when their checksums are taken.
     """
     workers = max(2, os.cpu_count() or 2) if threads is None else threads
     if workers < 1:
         raise ValueError(f"threads={threads} must be at least 1")
-    # In random order, whole records are all that is handy: the others lie anywhere on a disk that answers many at once.
-    handy = source.handy if shuffle is None else _is_whole
+    # In random order only what is loaded already: the rest lies anywhere on a disk that answers many requests at once.
+    inline = source.inline if shuffle is None else Source.inline
     pending: deque[Future[list[_Prepared]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="packfmt-read")
     try:
         for chunk in _chunks(source, _ordered(source, shuffle)):
-            if not decode and not pending and all(map(handy, chunk)):
+            if not decode and not pending and all(isinstance(entry, inline) for entry in chunk):
                 yield from _prepare(source, chunk, decode)
                 continue
             pending.append(pool.submit(_prepare, source, chunk, decode))
@@ -266,10 +266,6 @@ def _chunks(source: Source, entries: Iterator[Any]) -> Iterator[list[Any]]:
         held += size
     if chunk:
         yield chunk
-
-
-def _is_whole(entry: Any) -> bool:
-    return isinstance(entry, (Record, BadEntry))
 
 
 def _prepare(source: Source, entries: list[Any], decode: bool) -> list[_Prepared]:

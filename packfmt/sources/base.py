@@ -16,7 +16,7 @@ __all__ = ["BadEntry", "SkipEntry", "Source", "Target"]
 
 
 class SkipEntry(Exception):
-    """Raised by ``Source.load`` for an entry that is no image and was never meant to be one.
+    """Raised by ``Source.load`` for an entry that is not an image and was never meant to be one.
 
     Args:
         reason: a few words, counted and shown in the report: "not an image", "hidden file".
@@ -54,6 +54,7 @@ class Source(ABC):
 
     Attributes:
         random_access: whether handles are small and may be loaded in any order, at any time; ``--shuffle`` asks.
+        inline: types of entries that take less time to load, in order, than to be handed to a thread.
         kind: the short name of the layout, as ``--from`` takes it.
         columns: the columns every record has, besides its key and what the image header tells.
         classes: names of the classes that the column ``label`` counts, in order; empty where there are none.
@@ -65,6 +66,7 @@ class Source(ABC):
 
     kind: str = "source"
     random_access: bool = False
+    inline: tuple[type, ...] = (Record, BadEntry)
     columns: tuple[Column, ...] = ()
     classes: tuple[str, ...] = ()
 
@@ -91,16 +93,23 @@ class Source(ABC):
         Raises:
             DecodeError: the entry is damaged (``--bad`` decides what follows).
             OSError: the entry cannot be read (likewise).
-            SkipEntry: the entry is no image and is passed over.
+            SkipEntry: the entry is not an image and is passed over.
         """
         if isinstance(entry, BadEntry):
             raise DecodeError(entry.reason, key=entry.key)
-        record: Record = entry
-        return record
+        return entry if isinstance(entry, Record) else self._load(entry)
 
-    def handy(self, entry: Any) -> bool:
-        """Whether loading an entry, right after those before it, takes less time than handing it to a thread."""
-        return isinstance(entry, (Record, BadEntry))
+    def _load(self, entry: Any) -> Record:
+        """The record of a handle that is neither a record nor a bad entry; errors as of ``load``."""
+        raise TypeError(f"a {self.kind} source has no entries of type {type(entry).__name__}")
+
+    def bad_entry(
+        self, key: str, reason: str, data: bytes | memoryview | None, columns: dict[str, Any] | None
+    ) -> BadEntry:
+        """A bad entry whose bytes can be kept where it has every column: no pack holds them without."""
+        if data is None or not len(data) or not {column.name for column in self.columns} <= (columns or {}).keys():
+            return BadEntry(key, reason)
+        return BadEntry(key, reason, bytes(data), columns)
 
     def size(self, entry: Any) -> int:
         """Bytes an entry takes once loaded, 0 where that is not known: what bounds the copy loop's queue."""

@@ -14,7 +14,7 @@ from packfmt.errors import ConvertError, DecodeError, SourceError
 from packfmt.images.sniff import magic
 from packfmt.record import Column, Record
 from packfmt.sources.base import BadEntry, SkipEntry, Source, Target
-from packfmt.sources.inputs import MAX_IMAGE_BYTES, is_hidden, is_image_name
+from packfmt.sources.inputs import MAX_IMAGE_BYTES, NO_CLASS, is_hidden, is_image_name
 from packfmt.storage.folders import PendingTree, is_safe_key
 
 __all__ = ["FolderSource", "FolderWriter"]
@@ -87,12 +87,10 @@ class FolderSource(Source):
             else:
                 yield from self._file(key, entry)
 
-    def load(self, entry: Any) -> Record:
-        if isinstance(entry, BadEntry):
-            raise DecodeError(entry.reason, path=self.root, key=entry.key)
+    def _load(self, entry: Any) -> Record:
         data = self._read(entry)
         if self._labels and entry.label < 0:
-            raise DecodeError("lies beside the class folders and has no class", path=self.root, key=entry.key)
+            raise DecodeError(NO_CLASS, path=self.root, key=entry.key)
         return Record(data, entry.key, {"label": entry.label} if self._labels else {})
 
     def size(self, entry: Any) -> int:

@@ -19,6 +19,7 @@ from packfmt.storage.patterns import is_pattern, matching_files, split_pattern
 __all__ = [
     "MAX_FOLDERS",
     "MAX_IMAGE_BYTES",
+    "NO_CLASS",
     "CountedNotes",
     "FolderClasses",
     "Inputs",
@@ -277,10 +278,15 @@ def _as_bytes(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
+NO_CLASS = "lies beside the class folders and has no class"
+
+
 class FolderClasses:
     """Labels from folder names, as in ``cat/1.jpg``: the first level at which the paths part into several folders.
 
-    Images above that level have no class. Names are sorted by their bytes, as ``FolderSource`` sorts them.
+    An archive may hold a tree from any level up. (A folder on the disk is named where its classes are: there, the first
+    level names them, as torchvision's ImageFolder has it.) Images above that level have no class. Names are sorted by
+    their bytes, as ``FolderSource`` sorts them.
 
     Args:
         parents: the folders that hold images, "/" between parts, "" for the top.
@@ -304,6 +310,30 @@ class FolderClasses:
                 self.level, self.names = level, tuple(sorted(names, key=_as_bytes))
                 break
         self._ids = {name: number for number, name in enumerate(self.names)}
+
+    @classmethod
+    def of_members(cls, members: Iterable[tuple[str, bool]], where: object) -> FolderClasses:
+        """The classes of an archive.
+
+        Args:
+            members: path of each, and whether it is a folder.
+            where: what holds them, for messages.
+
+        Raises:
+            SourceError: there are more folders than ``MAX_FOLDERS``.
+        """
+        parents: set[str] = set()
+        folders: set[str] = set()
+        for name, is_folder in members:
+            if is_hidden(name):
+                continue
+            if is_folder:
+                folders.add(name)
+            elif is_image_name(name):
+                parents.add(name.rpartition("/")[0])
+            if len(parents) + len(folders) > MAX_FOLDERS:
+                raise SourceError(f"{where}: more than {MAX_FOLDERS} folders")
+        return cls(parents, folders)
 
     @staticmethod
     def _parts(path: str) -> list[str]:

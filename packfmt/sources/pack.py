@@ -71,7 +71,7 @@ class PackSource(Source):
     def entries(self) -> Iterator[int]:
         return iter(range(len(self._reader)))
 
-    def load(self, entry: Any) -> Record:
+    def _load(self, entry: Any) -> Record:
         try:
             (data,) = self._reader.read((entry,))
         except CorruptError as error:

@@ -23,7 +23,7 @@ class _Around(Source):
     def __init__(self, source: Source) -> None:
         super().__init__()
         self._source = source
-        self.kind, self.random_access = source.kind, source.random_access
+        self.kind, self.random_access, self.inline = source.kind, source.random_access, source.inline
         self.columns, self.classes = source.columns, source.classes
         self.metadata, self.skipped, self.notes = source.metadata, source.skipped, source.notes
         self.lost = source.lost
@@ -31,9 +31,6 @@ class _Around(Source):
     def entries(self) -> Iterator[Any]:
         for entry in self._source.entries():
             yield self._bad(entry) if isinstance(entry, BadEntry) else entry
-
-    def handy(self, entry: Any) -> bool:
-        return self._source.handy(entry)
 
     def size(self, entry: Any) -> int:
         return self._source.size(entry)

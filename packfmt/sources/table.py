@@ -293,9 +293,7 @@ class TableSource(Source):
                     columns[column.name] = value
             yield BadEntry(key, missing) if missing is not None else _Row(key, path, columns)
 
-    def load(self, entry: Any) -> Record:
-        if isinstance(entry, BadEntry):
-            return super().load(entry)
+    def _load(self, entry: Any) -> Record:
         row: _Row = entry
         try:
             data = read_inside(self._root, row.path, MAX_IMAGE_BYTES)

@@ -14,8 +14,8 @@ from typing import Any
 from packfmt.errors import DecodeError, SourceError
 from packfmt.images.sniff import magic
 from packfmt.record import Column, Record
-from packfmt.sources.base import BadEntry, SkipEntry, Source
-from packfmt.sources.inputs import MAX_IMAGE_BYTES, FolderClasses, Probe, is_hidden, is_image_name
+from packfmt.sources.base import SkipEntry, Source
+from packfmt.sources.inputs import MAX_IMAGE_BYTES, NO_CLASS, FolderClasses, Probe, SeenKeys, is_hidden, is_image_name
 
 __all__ = ["ZipSource", "recognise"]
 
@@ -65,12 +65,8 @@ class ZipSource(Source):
         self._backslashes = self._parted_by_backslashes()
         self._members = [member for member in self._archive.infolist() if not self._key(member).endswith("/")]
         self._check_names()
-        keys = [self._key(member) for member in self._archive.infolist()]
-        visible = [key for key in keys if not is_hidden(key)]
-        self._folders = FolderClasses(
-            {key.rpartition("/")[0] for key in visible if is_image_name(key)},
-            {key.rstrip("/") for key in visible if key.endswith("/")},
-        )
+        keys = map(self._key, self._archive.infolist())
+        self._folders = FolderClasses.of_members(((key.rstrip("/"), key.endswith("/")) for key in keys), self._path)
         self.classes = self._folders.names
         if self.classes:
             self.columns = (Column("label", "<i8"),)
@@ -83,9 +79,7 @@ class ZipSource(Source):
             else:
                 yield member
 
-    def load(self, entry: Any) -> Record:
-        if isinstance(entry, BadEntry):
-            return super().load(entry)
+    def _load(self, entry: Any) -> Record:
         member: zipfile.ZipInfo = entry
         key = self._key(member)
         self._refuse(member, key)
@@ -96,7 +90,7 @@ class ZipSource(Source):
             return Record(data, key)
         label = self._folders.label(key)
         if label is None:
-            raise DecodeError("lies beside the class folders and has no class", path=self._path, key=key)
+            raise DecodeError(NO_CLASS, path=self._path, key=key)
         return Record(data, key, {"label": label})
 
     def size(self, entry: Any) -> int:
@@ -120,12 +114,10 @@ class ZipSource(Source):
         return parted
 
     def _check_names(self) -> None:
-        seen: set[str] = set()
-        for member in self._members:
-            key = self._key(member)
-            if key in seen:
+        seen = SeenKeys()
+        for key in map(self._key, self._members):
+            if seen.add(key, 0) is not None:
                 raise SourceError(f"{self._path} holds two members named {key!r}; keys must differ. Repack the archive")
-            seen.add(key)
 
     def _refuse(self, member: zipfile.ZipInfo, key: str) -> None:
         reason = None

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from packfmt.errors import DecodeError, SourceError
 from packfmt.images.sniff import sniff
 from packfmt.record import Column, Record
-from packfmt.sources.base import BadEntry, Source
+from packfmt.sources.base import Source
 from packfmt.sources.inputs import MAX_IMAGE_BYTES, CountedNotes, read_inside
 
 __all__ = ["BOXES", "LABELS", "BoxSource", "Boxed", "as_boxes"]
@@ -80,9 +80,7 @@ class BoxSource(Source):
         self.columns = (BOXES, LABELS)
         self.counted = CountedNotes(self.notes)
 
-    def load(self, entry: Any) -> Record:
-        if isinstance(entry, BadEntry):
-            return super().load(entry)
+    def _load(self, entry: Any) -> Record:
         boxed: Boxed = entry
         try:
             data = read_inside(self.root, boxed.key, MAX_IMAGE_BYTES)

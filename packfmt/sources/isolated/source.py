@@ -176,6 +176,18 @@ class RawPixels:
     columns: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Unchecked:
+    """A handle of an image that was cut out of something else; ``load`` decodes it to see that it is whole."""
+
+    record: Record
+
+    @property
+    def key(self) -> str:
+        """The record's key."""
+        return self.record.key
+
+
 class IsolatedSource(Source):
     """A source whose file is parsed in a child process.
 
@@ -196,6 +208,8 @@ class IsolatedSource(Source):
         SourceError: the file was refused, crashed its reader, or took too long.
         ValueError: ``encode`` is unknown, or ``timeout`` out of range.
     """
+
+    inline = (Record, BadEntry, Located)
 
     def __init__(
         self,
@@ -255,34 +269,36 @@ class IsolatedSource(Source):
         return read_together(self._files, entries)
 
     def load(self, entry: Any) -> Record:
-        """As ``Source.load``; encodes an image that is there as pixels."""
+        """As ``Source.load``; checks what the layout asks to be checked."""
+        record = super().load(entry)
+        if self._side_texts and is_side_text(record.data):
+            raise SkipEntry("text beside the images")
+        return record
+
+    def _load(self, entry: Any) -> Record:
+        """Read what lies in a file, encode what is there as pixels, decode what may not be a whole image."""
+        if isinstance(entry, Located):
+            return Record(self._files.read(entry.file, entry.offset, entry.size), entry.key, entry.columns)
         if isinstance(entry, RawPixels):
             try:
                 data = self._encode(np.frombuffer(entry.data, np.uint8).reshape(entry.shape))
             except (ValueError, OSError) as error:
                 raise DecodeError(str(error), key=entry.key) from error
             return Record(data, entry.key, entry.columns)
-        if isinstance(entry, Located):
-            entry = Record(self._files.read(entry.file, entry.offset, entry.size), entry.key, entry.columns)
-        record = super().load(entry)
-        if self._side_texts and is_side_text(record.data):
-            raise SkipEntry("text beside the images")
-        if self._check:
-            try:
-                decode(record.data)
-            except DecodeError as error:
-                raise DecodeError(error.message, key=record.key) from error
-        return record
-
-    def handy(self, entry: Any) -> bool:
-        """As ``Source.handy``: not what must be encoded or decoded."""
-        return not self._check and not isinstance(entry, RawPixels)
+        unchecked: _Unchecked = entry
+        try:
+            decode(unchecked.record.data)
+        except DecodeError as error:
+            raise DecodeError(error.message, key=unchecked.key) from error
+        return unchecked.record
 
     def size(self, entry: Any) -> int:
         """As ``Source.size``; of pixels their own size."""
         if isinstance(entry, Located):
             return entry.size
-        return entry.data.nbytes if isinstance(entry, RawPixels) else super().size(entry)
+        if isinstance(entry, RawPixels):
+            return entry.data.nbytes
+        return super().size(entry.record if isinstance(entry, _Unchecked) else entry)
 
     def count(self) -> int | None:
         """The number of records, where the file tells it."""
@@ -335,12 +351,12 @@ class IsolatedSource(Source):
             start += size
             columns = dict(zip(self._names, values or (), strict=False))
             if fault is not None:
-                whole = bool(size) and len(columns) == len(self._names)  # else there is nothing that could be kept
-                yield BadEntry(key, fault, bytes(view) if whole else None, columns if whole else None)
+                yield self.bad_entry(key, fault, view, columns)
             elif shape is not None:
                 yield RawPixels(key, view, tuple(shape), columns)
             else:
-                yield Record(view, key, columns)
+                record = Record(view, key, columns)
+                yield _Unchecked(record) if self._check else record
 
     def _finish(self, end: dict[str, Any]) -> None:
         self.skipped.update({str(reason): int(count) for reason, count in (end.get("skipped") or {}).items()})

@@ -197,9 +197,7 @@ class ParquetSource(Source):
             reason, data = f"{len(data)} bytes; at most {MAX_IMAGE_BYTES} are read", None
         if reason is None:
             return Record(data, key, columns)
-        if len(columns) < len(self.columns):  # no pack can hold it without them
-            return BadEntry(key, reason)
-        return BadEntry(key, reason, data or None, columns)
+        return self.bad_entry(key, reason, data, columns)
 
     def _check_files(self) -> Any:
         first = None

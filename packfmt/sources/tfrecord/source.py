@@ -13,7 +13,7 @@ import numpy.typing as npt
 from packfmt.errors import DecodeError, SourceError
 from packfmt.images.sniff import magic, sniff
 from packfmt.record import Column, Record
-from packfmt.sources.base import BadEntry, Source
+from packfmt.sources.base import Source
 from packfmt.sources.inputs import CountedNotes, Inputs, Probe, expand_inputs, free_name, short_names
 from packfmt.sources.protobuf import BYTES, FIXED32, VARINT, WireError, fields, floats, integers, signed
 from packfmt.sources.tfrecord.framing import Frame, frames, is_tfrecord, read_frame
@@ -153,9 +153,7 @@ class TFRecordSource(Source):
         for path in self._paths:
             yield from frames(path)
 
-    def load(self, entry: Any) -> Record:
-        if isinstance(entry, BadEntry):
-            return super().load(entry)
+    def _load(self, entry: Any) -> Record:
         frame: Frame = entry
         key = f"{self._names[frame.path]}/{frame.number:08d}"
         try:

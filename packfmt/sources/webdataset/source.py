@@ -20,8 +20,8 @@ from packfmt.record import Column, Record
 from packfmt.sources.base import BadEntry, Source
 from packfmt.sources.columns import MAX_FACTS, TAR_MEMBER, Facts, from_json
 from packfmt.sources.inputs import (
-    MAX_FOLDERS,
     MAX_IMAGE_BYTES,
+    NO_CLASS,
     CountedNotes,
     FolderClasses,
     Inputs,
@@ -452,14 +452,12 @@ class TarSource(Source):
         if self._folders is not None:
             label = self._folders.label(image.key)
             if label is None:
-                reason = reason or "lies beside the class folders and has no class"
+                reason = reason or NO_CLASS
             else:
                 columns["label"] = label
         if reason is None:
             return Record(image.data, image.key, columns)
-        if len(columns) < len(self.columns):  # no pack can hold it without them
-            return BadEntry(image.key, reason)
-        return BadEntry(image.key, reason, bytes(image.data) or None, columns)
+        return self.bad_entry(image.key, reason, image.data, columns)
 
     def _declare(self) -> None:
         """Learn the columns from the first sample that holds an image."""
@@ -500,19 +498,11 @@ class TarSource(Source):
         return sample
 
     def _read_folders(self) -> None:
-        images: set[str] = set()
-        folders: set[str] = set()
-        for path in self._paths:
-            with TarStream(path) as stream:
-                for member in stream.members():
-                    if is_hidden(member.name):
-                        continue
-                    if member.kind == "folder":
-                        folders.add(member.name)
-                    elif is_image_name(member.name):
-                        images.add(member.name.rpartition("/")[0])
-                    if len(images) + len(folders) > MAX_FOLDERS:
-                        raise SourceError(f"{path}: more than {MAX_FOLDERS} folders")
-        classes = FolderClasses(images, folders)
+        classes = FolderClasses.of_members(self._members(), self._paths[0])
         if classes.names:
             self._folders, self.classes, self.columns = classes, classes.names, (Column("label", "<i8"),)
+
+    def _members(self) -> Iterator[tuple[str, bool]]:
+        for path in self._paths:
+            with TarStream(path) as stream:
+                yield from ((member.name, member.kind == "folder") for member in stream.members())
