@@ -19,7 +19,7 @@ from packfmt.describing import ClassColumn
 from packfmt.errors import ConvertError, DecodeError
 from packfmt.images.decode import decode as decode_image
 from packfmt.images.sniff import CMYK, FORMATS, sniff
-from packfmt.record import IMAGE_COLUMNS, Column
+from packfmt.record import IMAGE_COLUMNS, Column, MisfitError
 from packfmt.reports import Bad, BadImage, BadImagesError, PackReport
 from packfmt.sources.base import BadEntry, SkipEntry, Source
 from packfmt.sources.folder import FolderSource
@@ -142,15 +142,21 @@ def copy_records(
         closing(_prepare_all(source, shuffle, threads, decode)) as items,
     ):
         for item in items:
-            if item.problem is not None:
-                report.problems.append(replace(item.problem, kept=bad == "keep" and item.data is not None))
+            problem = item.problem
+            data = item.data if problem is None or bad == "keep" else None
+            # Past the first bad one, only the rest of them is of interest.
+            if data is not None and not (bad == "fail" and report.problems):
+                try:
+                    writer.write(data, item.key, **item.columns)
+                except MisfitError as error:  # a column cannot hold its value; nothing of the record is stored
+                    problem, data = problem or BadImage(item.key, str(error)), None
+            if problem is not None:
+                report.problems.append(replace(problem, kept=data is not None))
             if item.skipped:
                 source.skipped[item.skipped] += 1
-            if item.data is None or (item.problem is not None and bad != "keep"):
+            if data is None:
                 continue
-            counts.add(item.data, item.columns)
-            if not (bad == "fail" and report.problems):  # past the first bad one, only the rest of them is of interest
-                writer.write(item.data, item.key, **item.columns)
+            counts.add(data, item.columns)
             if progress is not None:
                 progress(counts.records, counts.bytes, total)
         if report.problems and bad == "fail":

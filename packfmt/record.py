@@ -1,16 +1,32 @@
-"""The nouns: a record, and the description of a column."""
+"""The nouns: a record, and the description of a column; which column a value needs, and whether it fits one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal
 
 from packfmt.buffers import as_bytes_like
 
-__all__ = ["BOXES", "IMAGE_COLUMNS", "KEY", "OWN_COLUMNS", "Column", "Record", "infer_column"]
+if TYPE_CHECKING:  # where it is used, it is imported: a child process that reads a foreign database starts without it
+    import numpy.typing as npt
+
+__all__ = [
+    "BOXES",
+    "IMAGE_COLUMNS",
+    "KEY",
+    "LABEL",
+    "OWN_COLUMNS",
+    "Column",
+    "MisfitError",
+    "Record",
+    "empty_value",
+    "exact_array",
+    "fit_array",
+    "infer_column",
+    "misfit",
+    "text_column",
+]
 
 KEY = "key"
 BOXES = "boxes"  # of the objects in the image: as many rows as there are objects, which other columns follow
@@ -51,10 +67,13 @@ class Column:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise ValueError(f"column name {self.name!r} must be a non-empty str")
-        dtype = np.dtype(self.dtype).newbyteorder("<").str
-        if dtype not in DTYPES:
-            raise ValueError(f"column {self.name!r}: dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
-        object.__setattr__(self, "dtype", dtype)
+        if self.dtype not in DTYPES:
+            import numpy as np
+
+            dtype = np.dtype(self.dtype).newbyteorder("<").str
+            if dtype not in DTYPES:
+                raise ValueError(f"column {self.name!r}: dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
+            object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "shape", tuple(self.shape))
         for axis, size in enumerate(self.shape):
             if not ((size is None and axis == 0) or (type(size) is int and 0 < size < MAX_ROW)):
@@ -83,10 +102,26 @@ class Column:
     @property
     def row_bytes(self) -> int:
         """Size in bytes of one stored row."""
-        size = np.dtype(self.dtype).itemsize
+        size = int(self.dtype[2:])
         for extent in self.row_shape:
             size *= extent
         return size
+
+    @property
+    def spec(self) -> list[Any]:
+        """The column as JSON holds it: name, dtype, shape and kind."""
+        return [self.name, self.dtype, list(self.shape), self.kind]
+
+    @classmethod
+    def of_spec(cls, name: str, dtype: str, shape: list[int | None], kind: Any) -> Column:
+        """The column that ``spec`` describes.
+
+        Raises:
+            ValueError: it is not spelled as ``spec`` spells it, or no pack can hold such a column.
+        """
+        if dtype not in DTYPES or not isinstance(shape, list):
+            raise ValueError(f"column {name!r:.80} of dtype {dtype!r:.40} and shape {shape!r:.80}")
+        return cls(name, dtype, tuple(shape), kind)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,6 +151,8 @@ class Record:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Record):
             return NotImplemented
+        import numpy as np
+
         return (
             bytes(self.data) == bytes(other.data)
             and self.key == other.key
@@ -136,8 +173,15 @@ IMAGE_COLUMNS = (
     Column("flags", "|u1"),
 )
 
+LABEL = Column("label", "<i8")  # of the image, which classes count
+
 # Every pack has these; all others are the user's.
 OWN_COLUMNS = frozenset((KEY, *(column.name for column in IMAGE_COLUMNS)))
+
+
+def text_column(name: str) -> Column:
+    """A column of texts."""
+    return Column(name, "|u1", (None,), "text")
 
 
 def infer_column(name: str, value: Any) -> Column:
@@ -151,9 +195,11 @@ def infer_column(name: str, value: Any) -> Column:
         TypeError: no column holds such a value.
     """
     if isinstance(value, str):
-        return Column(name, "|u1", (None,), "text")
+        return text_column(name)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return Column(name, "|u1", (None,), "bytes")
+    import numpy as np
+
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise TypeError(f"column {name!r}: a value of type {type(value).__name__} cannot be stored in a column")
@@ -162,3 +208,69 @@ def infer_column(name: str, value: Any) -> Column:
     if 0 in array.shape[1:]:
         raise TypeError(f"column {name!r}: an array of shape {array.shape} has an empty inner axis; declare the Column")
     return Column(name, array.dtype.str, (None, *array.shape[1:]), tentative=True)
+
+
+def empty_value(column: Column) -> Any:
+    """What stands for a value that is not there: no text, bytes or rows, or NaN; None where a column has nothing so."""
+    if column.kind != "array":
+        return "" if column.kind == "text" else b""
+    if column.ragged:
+        return []
+    return float("nan") if column.shape == () and column.dtype[1] == "f" else None
+
+
+def exact_array(column: Column, value: Any) -> npt.NDArray[Any]:
+    """Numbers as an array that changes none of them: numpy makes floats of ints beyond 63 bits among others.
+
+    Args:
+        column: what the value belongs to.
+        value: a number, nested lists of them, or an array.
+
+    Raises:
+        ValueError: the lists are ragged within.
+    """
+    import numpy as np
+
+    array = np.asarray(value)
+    if column.dtype == "<u8" and array.dtype.kind == "f" and not isinstance(value, np.ndarray):
+        objects = np.asarray(value, object)
+        if all(type(number) is int and 0 <= number < 1 << 64 for number in objects.ravel().tolist()):
+            return objects.astype(np.uint64)
+    return array
+
+
+def fit_array(column: Column, value: Any) -> npt.NDArray[Any]:
+    """The value as a column of numbers stores it: an array of its dtype, and of its shape but for a ragged first axis.
+
+    Raises:
+        MisfitError: its shape is another, it holds no numbers, or one that the dtype cannot hold.
+    """
+    import numpy as np
+
+    try:
+        array = exact_array(column, value)
+        if array.size == 0 and column.ragged:  # an empty list has lost its inner shape
+            array = array.reshape(0, *column.row_shape)
+        if array.shape[1 if column.ragged else 0 :] != column.row_shape or array.ndim != len(column.shape):
+            raise TypeError(f"its shape is {array.shape}")
+        if array.size == 0:
+            return array.astype(column.dtype)
+        if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and column.dtype[1] != "f"):
+            raise TypeError(f"its dtype is {array.dtype}")
+        with np.errstate(over="raise"):
+            stored = array.astype(column.dtype)
+        if array.dtype.kind in "biu" and not np.array_equal(stored, array):
+            raise OverflowError("its numbers are out of range")
+        return stored
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise misfit(column, value, str(error)) from error
+
+
+class MisfitError(ValueError):
+    """A value that its column cannot hold."""
+
+
+def misfit(column: Column, value: Any, why: str) -> MisfitError:
+    """The error for a value that a column cannot hold."""
+    wanted = column.kind if column.kind != "array" else f"{column.dtype} of shape {column.shape}"
+    return MisfitError(f"column {column.name!r}: {value!r:.80} is not {wanted}: {why}")

@@ -518,6 +518,20 @@ class Listed(Source):
             yield entry
 
 
+def test_a_value_that_its_column_cannot_hold_makes_a_bad_entry(tmp_path: Path) -> None:
+    records = [Record(PICTURE, str(size), {"size": size}) for size in (1, 300, 2)]
+    source = Listed(records)
+    source.columns = (Column("size", "|u1"),)
+    with pytest.raises(BadImagesError) as caught:
+        copy_records(source, tmp_path / "out.bin", where="list")
+    report = copy_records(source, tmp_path / "out.bin", where="list", bad="keep")
+    assert tuple(report.problems) == caught.value.problems
+    assert [(problem.key, problem.kept) for problem in report.problems] == [("300", False)]
+    assert report.problems[0].reason.startswith("column 'size': 300 is not |u1 of shape ()")
+    assert list(contents(report.path)) == ["1", "2"]
+    assert report.records == 2
+
+
 def test_an_error_between_entries_ends_the_copy(tmp_path: Path) -> None:
     source = Listed([Record(PICTURE, "1"), OSError(5, "gone")])
     with pytest.raises(OSError, match="gone"):

@@ -74,8 +74,17 @@ def test_a_key_must_be_a_non_empty_str(tmp_path: Path, options: dict[str, Any], 
         writer.write(b"x", key)
 
 
+def test_lists_of_ints_beyond_63_bits_are_kept_exactly(tmp_path: Path) -> None:
+    rows = [[2**64 - 1, 0, 3], [1, 2**63]]
+    with storage.create(tmp_path / "out", columns=[Column("ids", "<u8", (None,))]) as writer:
+        for number, row in enumerate(rows):
+            writer.write(b"x", str(number), ids=row)
+    with storage.open(tmp_path / "out") as reader:
+        assert [value.tolist() for value in reader.columns["ids"]] == rows
+
+
 def test_a_key_must_be_unicode(tmp_path: Path) -> None:
-    with storage.create(tmp_path / "out") as writer, pytest.raises(ValueError, match="is no text"):
+    with storage.create(tmp_path / "out") as writer, pytest.raises(ValueError, match="is not text"):
         writer.write(b"x", "\ud800")
 
 
@@ -270,7 +279,7 @@ def test_a_value_of_another_kind_is_refused(tmp_path: Path, kind: Any, value: An
     column = Column("c", "|u1", (None,), kind)
     with (
         storage.create(tmp_path / "out", columns=[column]) as writer,
-        pytest.raises(ValueError, match=rf"column 'c': .* is no {kind}"),
+        pytest.raises(ValueError, match=rf"column 'c': .* is not {kind}"),
     ):
         writer.write(b"a", "a", c=value)
 

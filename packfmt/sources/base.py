@@ -107,9 +107,9 @@ class Source(ABC):
         self, key: str, reason: str, data: bytes | memoryview | None, columns: dict[str, Any] | None
     ) -> BadEntry:
         """A bad entry whose bytes can be kept where it has every column: no pack holds them without."""
-        if data is None or not len(data) or not {column.name for column in self.columns} <= (columns or {}).keys():
+        if not {column.name for column in self.columns} <= (columns or {}).keys():
             return BadEntry(key, reason)
-        return BadEntry(key, reason, bytes(data), columns)
+        return BadEntry(key, reason, bytes(data) if data is not None and len(data) else None, columns)
 
     def size(self, entry: Any) -> int:
         """Bytes an entry takes once loaded, 0 where that is not known: what bounds the copy loop's queue."""

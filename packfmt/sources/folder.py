@@ -12,7 +12,7 @@ from typing import Any
 
 from packfmt.errors import ConvertError, DecodeError, SourceError
 from packfmt.images.sniff import magic
-from packfmt.record import Column, Record
+from packfmt.record import LABEL, Column, Record
 from packfmt.sources.base import BadEntry, SkipEntry, Source, Target
 from packfmt.sources.inputs import MAX_IMAGE_BYTES, NO_CLASS, is_hidden, is_image_name
 from packfmt.storage.folders import PendingTree, is_safe_key
@@ -75,7 +75,7 @@ class FolderSource(Source):
             raise SourceError(f"{self.root}: class folders {unknown} are not among the given classes {self.classes}")
         self._labels = {name: label for label, name in enumerate(self.classes)} if found else {}
         if found:
-            self.columns = (Column("label", "<i8"),)
+            self.columns = (LABEL,)
         else:
             self.classes = ()
 

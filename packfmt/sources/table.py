@@ -14,7 +14,7 @@ from typing import Any
 
 from packfmt.bounded_json import RECORD, parse_json
 from packfmt.errors import DecodeError, SourceError
-from packfmt.record import Column, Record
+from packfmt.record import LABEL, Column, Record, empty_value, text_column
 from packfmt.sources.base import BadEntry, Source
 from packfmt.sources.inputs import MAX_IMAGE_BYTES, Probe, SeenKeys, free_name, inside_key, is_image_name, read_inside
 
@@ -356,12 +356,11 @@ class TableSource(Source):
         taken = ["label"] if self._label is not None else self._taken
         for name, kind in types.items():
             if name == self._label:
-                self._columns[name] = Column("label", "<i8")
+                self._columns[name] = LABEL
                 continue
             free = free_name(name, taken)
             taken.append(free)
-            text = kind.dtype is None
-            self._columns[name] = Column(free, "|u1", (None,), "text") if text else Column(free, kind.dtype or "<f8")
+            self._columns[name] = text_column(free) if kind.dtype is None else Column(free, kind.dtype)
         self.columns = tuple(self._columns.values())
 
     def _value(self, name: str, column: Column, cell: Cell) -> Any:
@@ -371,7 +370,7 @@ class TableSource(Source):
         if name == self._label and self.classes:
             return self._class_ids.get(_string(cell)) if cell is not None else None
         if cell is None:
-            return float("nan") if column.dtype == "<f8" else None
+            return empty_value(column)
         number = self._table.number(cell)
         if number is None:
             raise SourceError(f"{self._table.path} changed while it was read: column {name!r} held numbers only")

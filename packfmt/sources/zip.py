@@ -13,7 +13,7 @@ from typing import Any
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.images.sniff import magic
-from packfmt.record import Column, Record
+from packfmt.record import LABEL, Record
 from packfmt.sources.base import SkipEntry, Source
 from packfmt.sources.inputs import MAX_IMAGE_BYTES, NO_CLASS, FolderClasses, Probe, SeenKeys, is_hidden, is_image_name
 
@@ -69,7 +69,7 @@ class ZipSource(Source):
         self._folders = FolderClasses.of_members(((key.rstrip("/"), key.endswith("/")) for key in keys), self._path)
         self.classes = self._folders.names
         if self.classes:
-            self.columns = (Column("label", "<i8"),)
+            self.columns = (LABEL,)
 
     def entries(self) -> Iterator[zipfile.ZipInfo]:
         self.skipped.clear()

@@ -10,9 +10,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from packfmt.record import BOXES, MAX_ROW, Column, infer_column
+from packfmt.record import BOXES, MAX_ROW, Column, fit_array, infer_column, misfit
 
-__all__ = ["DIFFERS", "ColumnSpool", "Spool", "refusal"]
+__all__ = ["DIFFERS", "ColumnSpool", "Spool"]
 
 LIMIT = 1 << 20  # bytes kept in memory before they go to a temporary file
 DIFFERS = -1
@@ -142,9 +142,9 @@ class ColumnSpool:
                 return value.encode("utf-8", "surrogateescape")  # type: ignore[no-any-return]
             if column.kind == "bytes":
                 return memoryview(value).cast("B")
-            return _encode_array(column, value)
-        except (OverflowError, TypeError, AttributeError, ValueError) as error:
-            raise refusal(column, value, str(error)) from error
+        except (TypeError, AttributeError, ValueError) as error:
+            raise misfit(column, value, str(error)) from error
+        return fit_array(column, value).tobytes()
 
     def _decide(self, value: Any) -> Column:
         """The column that this value makes of one which has held empty lists only."""
@@ -161,29 +161,3 @@ class ColumnSpool:
         """Free memory and disk."""
         self.values.close()
         self.rows.close()
-
-
-def _encode_array(column: Column, value: Any) -> bytes:
-    array = np.asarray(value)
-    if array.size == 0 and column.ragged:  # an empty list has lost its inner shape
-        array = array.reshape(0, *column.row_shape)
-    if array.shape[1 if column.ragged else 0 :] != column.row_shape or array.ndim != len(column.shape):
-        raise TypeError(f"its shape is {array.shape}")
-    if array.size == 0:
-        return b""
-    if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and np.dtype(column.dtype).kind != "f"):
-        raise TypeError(f"its dtype is {array.dtype}")
-    with np.errstate(over="raise"):
-        try:
-            stored = array.astype(column.dtype)
-        except FloatingPointError as error:
-            raise OverflowError(str(error)) from error
-    if array.dtype.kind in "biu" and not np.array_equal(stored, array):
-        raise OverflowError("its numbers are out of range")
-    return stored.tobytes()
-
-
-def refusal(column: Column, value: Any, why: str) -> ValueError:
-    """The error for a value that a column cannot hold."""
-    wanted = column.kind if column.kind != "array" else f"{column.dtype} of shape {column.shape}"
-    return ValueError(f"column {column.name!r}: {value!r:.80} is no {wanted}: {why}")

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from packfmt.format import INDEX
-from packfmt.record import BOXES, Column
-from packfmt.storage.spool import ColumnSpool, Spool, refusal
+from packfmt.record import BOXES, Column, misfit
+from packfmt.storage.spool import ColumnSpool, Spool
 
 __all__ = ["TableSpool"]
 
@@ -140,5 +140,5 @@ class _RowSpool:
                     raise TypeError("must be True or False")
                 struct.pack("<" + CODES[column.dtype], values[column.name])
             except (struct.error, OverflowError, TypeError, ValueError) as error:
-                return refusal(column, values[column.name], str(error))
+                return misfit(column, values[column.name], str(error))
         return None

@@ -12,6 +12,8 @@ import pytest
 from kinds import recogniser
 from source_inputs import jpeg, png, trapped_pickle
 
+import packfmt
+from packfmt.converting import convert
 from packfmt.errors import DecodeError, SourceError
 from packfmt.sources.base import BadEntry
 from packfmt.sources.parquet.source import ParquetSource
@@ -169,6 +171,14 @@ def test_a_null_number_is_a_bad_entry(tmp_path: Path) -> None:
     source = ParquetSource(write(tmp_path / "x.parquet", {"image": [png(), png()], "label": [1, None]}))
     with pytest.raises(DecodeError, match="'label' is null"):
         list(source)
+
+
+def test_a_null_among_bytes_is_empty(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.parquet", {"image": images((png(), "a.png"), (png(), "b.png")), "mask": [b"m", None]})
+    report = convert(path, tmp_path / "out.bin")
+    assert report.problems == []
+    with packfmt.open(report.path) as reader:
+        assert list(reader.columns["mask"]) == [b"m", b""]
 
 
 def test_pickles_in_cells_and_metadata_are_never_loaded(tmp_path: Path) -> None:

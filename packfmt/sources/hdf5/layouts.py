@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from packfmt.errors import SourceError
-from packfmt.record import IMAGE_COLUMNS
+from packfmt.record import OWN_COLUMNS, Column, text_column
 from packfmt.sources.hdf5.file import Data, Group, Visited
 from packfmt.sources.inputs import natural
 from packfmt.sources.values import ValueFault, image_kind
@@ -370,12 +370,10 @@ def _nothing(root: Group, others: list[Data]) -> SourceError:
     return SourceError(f"no dataset looks like images; there is {told}. Name one with images=, its axes with layout=")
 
 
-ColumnSpec = tuple[str, str, tuple[int | None, ...], str]
 _LABEL_NAMES = ("label", "labels", "y", "ans", "target", "targets", "class", "classes", "class_id", "class_ids")
 _IMAGE_PARTS = ("x", "images", "image", "imgs", "img", "data")
 _LABEL_PARTS = ("y", "labels", "label", "targets", "target", "ans", "classes", "class")
 _LENGTHS = re.compile(r"(.*_)?(lengths?|lens?|nbytes|sizes?)")
-_RESERVED = frozenset(["key", *(column.name for column in IMAGE_COLUMNS)])
 _MAX_ROW = 4096  # numbers of one record's column
 
 
@@ -385,11 +383,11 @@ class SideColumn:
 
     Args:
         data: the dataset.
-        spec: its column: name, dtype, shape, kind.
+        column: what it becomes.
     """
 
     data: Data
-    spec: ColumnSpec
+    column: Column
 
 
 def find_columns(
@@ -416,7 +414,7 @@ def find_columns(
     taken = {label.path if label is not None else "", stack.data.path}
     for data in _members(stack.group):
         spec = _spec(data, data.path.rpartition("/")[2], stack.length)
-        if data.path in taken or spec is None or (not stack.axes and _LENGTHS.fullmatch(spec[0])):
+        if data.path in taken or spec is None or (not stack.axes and _LENGTHS.fullmatch(spec.name)):
             continue
         columns.append(SideColumn(data, spec))
     return columns
@@ -436,11 +434,11 @@ def sizes_of(stack: Stack) -> tuple[Data | None, Data | None, Data | None]:
 def column_values(column: SideColumn, start: int, stop: int) -> list[Any]:
     """JSON-able values of some rows."""
     rows = column.data.read((slice(start, stop), *(slice(None) for _ in column.data.shape[1:])))
-    if column.spec[3] == "text":
+    if column.column.kind == "text":
         return [_text(value) for value in rows.reshape(-1)]
     flat = rows.reshape(stop - start, -1)
     values: list[Any] = flat.tolist()
-    return values if column.spec[2] else [row[0] for row in values]
+    return values if column.column.shape else [row[0] for row in values]
 
 
 def _text(value: Any) -> str:
@@ -489,7 +487,7 @@ def _label(stack: Stack, paired: Group | None) -> Data | None:
     return None
 
 
-def _label_spec(data: Data, stack: Stack, notes: list[str]) -> ColumnSpec:
+def _label_spec(data: Data, stack: Stack, notes: list[str]) -> Column:
     rows = data.shape[0] if data.shape else 0
     if rows != stack.length:
         raise SourceError(
@@ -501,20 +499,19 @@ def _label_spec(data: Data, stack: Stack, notes: list[str]) -> ColumnSpec:
         raise SourceError(f"/{data.path} (shape {data.shape}, {data.dtype}) is of a kind that no column holds")
     if data.dtype.kind == "f":
         notes.append(f"/{data.path} is {data.dtype}, no class ids: kept as a column of floats")
-    elif spec[2] and spec[3] == "array":
-        notes.append(f"/{data.path} has {spec[2][0]} numbers per image: kept as a vector")
+    elif spec.shape and spec.kind == "array":
+        notes.append(f"/{data.path} has {spec.shape[0]} numbers per image: kept as a vector")
     return spec
 
 
-def _spec(data: Data, name: str, length: int) -> ColumnSpec | None:
+def _spec(data: Data, name: str, length: int) -> Column | None:
     """The column for a dataset with one row per image, or None where no column holds it."""
     if not data.shape or data.shape[0] != length or data.variable == "bytes":
         return None
-    name = f"{name}_" if name in _RESERVED else name
+    name = f"{name}_" if name in OWN_COLUMNS else name
     if data.variable == "text" or (data.dtype.kind == "S" and len(data.shape) == 1):
-        return (name, "|u1", (None,), "text") if len(data.shape) == 1 else None
+        return text_column(name) if len(data.shape) == 1 else None
     width = math.prod(data.shape[1:])
     if data.dtype.kind not in "buif" or data.dtype.itemsize > 8 or not 0 < width <= _MAX_ROW:
         return None
-    dtype = np.dtype(data.dtype.str).newbyteorder("<").str
-    return (name, dtype, () if width == 1 else (width,), "array")
+    return Column(name, data.dtype.str, () if width == 1 else (width,))

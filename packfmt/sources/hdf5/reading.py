@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from packfmt.errors import SourceError
+from packfmt.record import LABEL, Column, text_column
 from packfmt.sources.hdf5.file import Data, Group, Visited, open_file
 from packfmt.sources.hdf5.layouts import (
     NEXT,
@@ -111,7 +112,7 @@ def _stated_length(data: memoryview, kind: str | None) -> int | None:
 _AIM = 8 << 20  # bytes of one read, where chunks leave the choice
 _LIMIT = 512 << 20  # bytes of one read that a single chunk may ask for
 _VARIABLE_ROWS = 64
-_ROBOT_COLUMNS = [("episode", "<i8", (), "array"), ("frame", "<i8", (), "array"), ("camera", "<i8", (), "array")]
+_ROBOT_COLUMNS = [Column(name, "<i8") for name in ("episode", "frame", "camera")]
 
 
 def slabs(length: int, chunk: int | None, row_bytes: int) -> Iterator[tuple[int, int]]:
@@ -155,7 +156,7 @@ class StackReader:
 
     def plan(self) -> dict[str, Any]:
         """What the source needs to know beforehand."""
-        columns = _ROBOT_COLUMNS if self._robot else [column.spec for column in self._columns]
+        columns = [c.spec for c in (_ROBOT_COLUMNS if self._robot else [side.column for side in self._columns])]
         metadata = {"cameras": self._cameras()} if self._robot else self._attributes()
         return {
             "layout": self._found.name,
@@ -268,7 +269,6 @@ def _buffers(rows: Any, data: Data) -> list[Any]:
 
 
 _TEXTS = {"txt": "caption", "class": "class", "name": "name"}
-_LABEL: tuple[str, str, tuple[int | None, ...], str] = ("label", "<i8", (), "array")
 
 
 class SingleReader:
@@ -289,7 +289,7 @@ class SingleReader:
     def plan(self) -> dict[str, Any]:
         """What the source needs to know beforehand."""
         names = self._classes.names
-        columns = [_LABEL] if names else []
+        columns = [LABEL.spec] if names else []
         return {"layout": self._name, "columns": columns, "classes": list(names), "count": None, "metadata": {}}
 
     def items(self) -> Iterator[Item]:
@@ -330,7 +330,7 @@ class SampleReader:
 
     def plan(self) -> dict[str, Any]:
         """What the source needs to know beforehand."""
-        columns = [(_TEXTS[name], "|u1", (None,), "text") for name in self._texts]
+        columns = [text_column(_TEXTS[name]).spec for name in self._texts]
         layout = "groups with one image each"
         return {"layout": layout, "columns": columns, "classes": [], "count": None, "metadata": {}}
 

@@ -45,7 +45,7 @@ class Job(Protocol):
     """What a child's reader module makes of a request, by its function ``start(request) -> Job``."""
 
     def plan(self) -> dict[str, Any]:
-        """JSON-able facts; ``columns`` among them, as [name, dtype, shape, kind] each."""
+        """JSON-able facts; ``columns`` among them, each as ``Column.spec``."""
 
     def items(self) -> Iterator[Item | Flush]:
         """The records in order."""

@@ -239,7 +239,7 @@ class IsolatedSource(Source):
         self._waiting: IsolatedReader | None = self._launch()
         try:
             self._plan = self._waiting.plan()
-            self.columns = tuple(_column(spec) for spec in self._plan.get("columns") or ())
+            self.columns = tuple(Column.of_spec(*spec) for spec in self._plan.get("columns") or ())
         except BaseException:
             self.close()
             raise
@@ -361,8 +361,3 @@ class IsolatedSource(Source):
     def _finish(self, end: dict[str, Any]) -> None:
         self.skipped.update({str(reason): int(count) for reason, count in (end.get("skipped") or {}).items()})
         self.notes.extend(str(note) for note in end.get("notes") or ())
-
-
-def _column(spec: list[Any]) -> Column:
-    name, dtype, shape, kind = spec
-    return Column(name, dtype, tuple(shape), kind)

@@ -11,12 +11,12 @@ from typing import Any
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.images.sniff import sniff
+from packfmt.record import Column, text_column
 from packfmt.sources.isolated.frames import Item
 from packfmt.sources.lmdb.table import Table, key_text
 
 __all__ = [
     "META_KEYS",
-    "ColumnSpec",
     "ImagesByKey",
     "Layout",
     "Progressive",
@@ -25,8 +25,6 @@ __all__ = [
     "plain_int",
 ]
 
-ColumnSpec = tuple[str, str, tuple[int | None, ...], str]
-TEXT_COLUMN: ColumnSpec = ("label", "|u1", (None,), "text")
 
 # Keys under which writers keep facts about the whole set.
 META_KEYS = frozenset([b"__keys__", b"__len__", b"num-samples", b"num_samples", b"length", b"keys", b"total_number"])
@@ -37,7 +35,7 @@ class Layout(ABC):
 
     Attributes:
         name: what a person calls it.
-        columns: what each record has: (name, dtype, shape, kind) each.
+        columns: what each record has.
         lost: names of what the first records hold and no column keeps.
         notes: complete once the items are through; likewise ``skipped``.
         verbatim: whether every value is an image file as it stands.
@@ -50,7 +48,7 @@ class Layout(ABC):
 
     def __init__(self, table: Table) -> None:
         self.table = table
-        self.columns: list[ColumnSpec] = []
+        self.columns: list[Column] = []
         self.lost: list[str] = []
         self.notes: list[str] = []
         self.skipped: Counter[str] = Counter()
@@ -126,7 +124,7 @@ class TextRecognition(Layout):
         labelled = first is not None and table.get(b"label-" + first[0][len(prefix) :]) is not None
         self._labelled = labelled or (table.first(b"label-") or (b"", b""))[0].startswith(b"label-")
         if self._labelled:
-            self.columns.append(TEXT_COLUMN)
+            self.columns.append(text_column("label"))
 
     def count(self) -> int | None:
         """The stated number, where the number of entries bears it out."""

@@ -59,7 +59,13 @@ class LMDBJob:
             lost.update(dict.fromkeys(layout.lost))
         known = [count for count in counts if count is not None]
         count = sum(known) if len(known) == len(counts) else None
-        facts = {"layout": name, "columns": columns, "count": count, "random_access": small, "side_texts": texts}
+        facts = {
+            "layout": name,
+            "columns": [column.spec for column in columns or ()],
+            "count": count,
+            "random_access": small,
+            "side_texts": texts,
+        }
         return {**facts, "lost": list(lost)}
 
     def items(self) -> Iterator[Item | Flush]:
@@ -108,7 +114,7 @@ def start(request: dict[str, Any]) -> LMDBJob:
 
 
 def _told(name: str, columns: Any) -> str:
-    return f"{name} with {', '.join(column[0] for column in columns) or 'no'} columns"
+    return f"{name} with {', '.join(column.name for column in columns) or 'no'} columns"
 
 
 def choose(table: Table, options: dict[str, Any]) -> Layout:

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from packfmt.errors import SourceError
+from packfmt.record import LABEL, text_column
+from packfmt.sources.columns import allowed, fits, is_storable, label_column, plain, shown, stand_in
 from packfmt.sources.isolated.frames import Item
-from packfmt.sources.lmdb.labels import allowed, fits, is_storable, label_column, plain, shown, stand_in
 from packfmt.sources.lmdb.layouts import META_KEYS, Layout, numbered, plain_int
 from packfmt.sources.lmdb.msgpack import MsgpackError, read_msgpack
 from packfmt.sources.lmdb.pickles import PickleError, read_pickle
@@ -137,7 +138,7 @@ class Serialised(Layout):
             self.columns.append(self._label)
         if self._named:
             self.name = f"TableMaster {self._kind}"
-            self.columns.append(("name", "|u1", (None,), "text"))
+            self.columns.append(text_column("name"))
         if self._label is None:
             self.notes.append("the values hold no label that can be read; only the images are kept")
 
@@ -207,7 +208,7 @@ class Serialised(Layout):
         row: list[Any] = []
         fault = None
         if self._label is not None:
-            label = plain(sample.label) if self._label[2] == () else sample.label
+            label = plain(sample.label) if self._label.shape == () else sample.label
             if label is None:
                 fault = "has no label that can be read"
             elif not fits(label, self._label):
@@ -273,7 +274,7 @@ class CaffeDatum(Layout):
 
     def __init__(self, table: Table) -> None:
         super().__init__(table)
-        self.columns.append(("label", "<i8", (), "array"))
+        self.columns.append(LABEL)
 
     def count(self) -> int | None:
         """One record per entry, but for the counts that some writers keep."""

@@ -10,9 +10,9 @@ from typing import Any
 from packfmt.bounded_json import parse_json
 from packfmt.errors import SourceError
 from packfmt.images.sniff import magic
-from packfmt.record import Column, Record
+from packfmt.record import Column, Record, empty_value, exact_array, infer_column
 from packfmt.sources.base import BadEntry, Source
-from packfmt.sources.columns import SCHEMA_KEY, Facts, exact_array
+from packfmt.sources.columns import SCHEMA_KEY, PackSchema
 from packfmt.sources.inputs import (
     MAX_IMAGE_BYTES,
     Inputs,
@@ -34,7 +34,7 @@ NUMBERS |= {"uint32": "<u4", "uint64": "<u8", "halffloat": "<f2", "float": "<f4"
 def column_of(name: str, kind: str) -> Column | None:
     """The column for values of a kind ("text", "bytes", a number's name, "list of <number>"); None for any other."""
     if kind in ("text", "bytes"):
-        return Column(name, "|u1", (None,), "text" if kind == "text" else "bytes")
+        return infer_column(name, "" if kind == "text" else b"")
     if kind.startswith("list of "):
         return Column(name, NUMBERS[kind.removeprefix("list of ")], (None,), tentative=True)
     return Column(name, NUMBERS[kind]) if kind in NUMBERS else None
@@ -115,8 +115,8 @@ class ParquetSource(Source):
     The image column is a struct with ``bytes`` (and ``path``), or a binary column with images in it. A row that has
     only a path is a bad entry: no path is ever opened. ``ClassLabel`` names come from the metadata that Hugging Face
     stores; a list of them becomes ``labels``. Numbers, strings and lists of numbers (ragged) become columns; what is
-    left is in ``lost``. Where packfmt wrote the file, its own notes in the schema (see ``facts``) say what the columns
-    are.
+    left is in ``lost``. Where packfmt wrote the file, its own notes in the schema (``PackSchema``) say what the
+    columns are.
 
     Keys are the paths, where every row has one and all differ, else the file's name and the row's number.
 
@@ -146,10 +146,14 @@ class ParquetSource(Source):
         self._struct = _kind(schema.field(self._image).type) == "image"
         self._fields: dict[str, Column] = {}
         self._key_path = self._find_keys(schema)
-        facts = self._find_facts(schema) if image is None and label is None else None
-        if facts is not None:
-            self._fields = {column.name: column for column in facts.columns}
-            self.columns, self.classes, self.metadata = facts.columns, facts.classes, dict(facts.metadata)
+        noted_schema = self._find_schema(schema) if image is None and label is None else None
+        if noted_schema is not None:
+            self._fields = {column.name: column for column in noted_schema.columns}
+            self.columns, self.classes, self.metadata = (
+                noted_schema.columns,
+                noted_schema.classes,
+                dict(noted_schema.metadata),
+            )
         else:
             self._declare(schema, described_features(schema.metadata), label)
 
@@ -180,12 +184,7 @@ class ParquetSource(Source):
         reason = None
         for name, column in self._fields.items():
             value = row[name]
-            if value is None and column.kind == "text":
-                value = ""
-            elif value is None and column.ragged:
-                value = []
-            elif value is None and column.dtype.startswith("<f"):
-                value = float("nan")
+            value = empty_value(column) if value is None else value
             if value is None or (column.ragged and column.kind == "array" and None in value):
                 reason = f"column {name!r} is null"
                 continue
@@ -218,10 +217,10 @@ class ParquetSource(Source):
     def _batches(self, path: Path, columns: list[str]) -> Iterator[Any]:
         arrow = load_arrow()
         with _open(path) as file:
-            facts = file.metadata
+            footer = file.metadata
             largest = 1
-            for group in range(facts.num_row_groups):
-                rows = facts.row_group(group)
+            for group in range(footer.num_row_groups):
+                rows = footer.row_group(group)
                 largest = max(largest, rows.total_byte_size // max(rows.num_rows, 1))
             size = max(1, min(_BATCH_ROWS, _BATCH_BYTES // largest))
             try:
@@ -273,14 +272,14 @@ class ParquetSource(Source):
                     self.lost.append(f"class names of {field.name}")
         self.columns = tuple(self._fields.values())
 
-    def _find_facts(self, schema: Any) -> Facts | None:
+    def _find_schema(self, schema: Any) -> PackSchema | None:
         """What packfmt noted, unless another program has changed the columns since."""
         own = noted(schema)
         if own is None:
             return None
-        facts = Facts.decode(own, f"{self._paths[0]}, schema")
-        if {self._image, *(column.name for column in facts.columns)} == set(schema.names):
-            return facts
+        noted_schema = PackSchema.decode(own, f"{self._paths[0]}, schema")
+        if {self._image, *(column.name for column in noted_schema.columns)} == set(schema.names):
+            return noted_schema
         self.notes.append("columns were changed since packfmt wrote the file; it is read as of any other program")
         return None
 

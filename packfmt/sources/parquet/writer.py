@@ -14,7 +14,7 @@ import numpy as np
 from packfmt.errors import ConvertError
 from packfmt.record import Column
 from packfmt.sources.base import Target
-from packfmt.sources.columns import SCHEMA_KEY, Facts
+from packfmt.sources.columns import SCHEMA_KEY, PackSchema
 from packfmt.sources.parquet.source import load_arrow
 from packfmt.storage.publish import PendingFile, naming
 
@@ -57,7 +57,7 @@ class ParquetWriter(Target):
         self._arrow = load_arrow()
         if IMAGE in self._names:
             raise ConvertError(f"{self.path}: a column {IMAGE!r} would hide the images; rename it")
-        schema = self._schema = self._make_schema(Facts(self.columns, tuple(classes), metadata or {}))
+        schema = self._schema = self._make_schema(PackSchema(self.columns, tuple(classes), metadata or {}))
         self._rows: dict[str, list[Any]] = {name: [] for name in schema.names}
         self._held = 0
         self._file = PendingFile(Path(self.path), force=force)
@@ -120,7 +120,7 @@ class ParquetWriter(Target):
         self._rows = {name: [] for name in self._schema.names}
         self._held = 0
 
-    def _make_schema(self, facts: Facts) -> Any:
+    def _make_schema(self, facts: PackSchema) -> Any:
         arrow = self._arrow
         features: dict[str, Any] = {IMAGE: {"_type": "Image"}}
         fields = [arrow.field(IMAGE, arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())]))]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.images.sniff import magic, sniff
-from packfmt.record import Column, Record
+from packfmt.record import LABEL, Column, Record, infer_column, text_column
 from packfmt.sources.base import Source
 from packfmt.sources.inputs import CountedNotes, Inputs, Probe, expand_inputs, free_name, short_names
 from packfmt.sources.protobuf import BYTES, FIXED32, VARINT, WireError, fields, floats, integers, signed
@@ -219,7 +219,7 @@ class TFRecordSource(Source):
     def _declare(self, examples: list[dict[str, Feature]]) -> None:
         columns: dict[str, Column] = {}
         if self._label is not None:
-            columns["label"] = self._features[self._label] = Column("label", "<i8")
+            columns["label"] = self._features[self._label] = LABEL
         present = sorted({name for example in examples for name in example})
         self._boxes = all(side in present for side in _BOX)
         if self._boxes:
@@ -292,6 +292,10 @@ def _is_integer(feature: Feature) -> bool:
     return isinstance(feature, list) and all(isinstance(value, int) for value in feature)
 
 
+def _is_float(feature: Feature) -> bool:
+    return isinstance(feature, np.ndarray)
+
+
 def _is_text(feature: Feature) -> bool:
     return isinstance(feature, list) and all(isinstance(value, memoryview) for value in feature)
 
@@ -317,7 +321,7 @@ def _column(name: str, seen: list[Feature | None]) -> Column | None:
     single = len(held) == len(seen) and all(len(feature) == 1 for feature in held)
     if not held:
         return None
-    if all(isinstance(feature, np.ndarray) for feature in held):
+    if all(map(_is_float, held)):
         return Column(name, "<f4", () if single else (None,), tentative=not single)
     if all(_is_integer(feature) for feature in held):
         return Column(name, "<i8", () if single else (None,), tentative=not single)
@@ -327,8 +331,8 @@ def _column(name: str, seen: list[Feature | None]) -> Column | None:
         for feature in held:
             bytes(feature[0]).decode("utf-8")
     except UnicodeDecodeError:
-        return Column(name, "|u1", (None,), "bytes")
-    return Column(name, "|u1", (None,), "text")
+        return infer_column(name, b"")
+    return text_column(name)
 
 
 def _value(name: str, column: Column, feature: Feature | None) -> Any:
@@ -336,10 +340,8 @@ def _value(name: str, column: Column, feature: Feature | None) -> Any:
         if feature is not None and not (_is_text(feature) and len(feature) <= 1):
             raise _FeatureError(f"feature {name!r} holds not one string")
         return _text(feature) if column.kind == "text" else bytes(feature[0]) if feature else b""
-    integer = column.dtype == "<i8"
-    if feature is not None and len(feature) and integer != _is_integer(feature):
-        raise _FeatureError(f"feature {name!r} holds values of another type than in the first records")
-    if feature is not None and len(feature) and not integer and not isinstance(feature, np.ndarray):
+    fits = _is_integer if column.dtype == "<i8" else _is_float
+    if feature is not None and len(feature) and not fits(feature):
         raise _FeatureError(f"feature {name!r} holds values of another type than in the first records")
     values = np.asarray(feature if feature is not None else (), column.dtype)
     if column.ragged:

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from packfmt.bounded_json import RECORD, parse_json
+from packfmt.bounded_json import MAX_BYTES, RECORD, parse_json
 from packfmt.errors import SourceError
 from packfmt.images.sniff import magic
-from packfmt.record import Column, Record
+from packfmt.record import LABEL, Column, Record, infer_column, text_column
 from packfmt.sources.base import BadEntry, Source
-from packfmt.sources.columns import MAX_FACTS, TAR_MEMBER, Facts, from_json
+from packfmt.sources.columns import TAR_MEMBER, PackSchema, from_json
 from packfmt.sources.inputs import (
     MAX_IMAGE_BYTES,
     NO_CLASS,
@@ -33,7 +33,7 @@ from packfmt.sources.inputs import (
 )
 from packfmt.sources.webdataset.stream import TarMember, TarStream, is_tar
 
-__all__ = ["TarSource", "facts_parts", "recognise"]
+__all__ = ["TarSource", "recognise", "schema_parts"]
 
 MAX_PART_BYTES = 16 << 20  # of a text or JSON part
 _MAX_NUMBER = 64  # bytes of a .cls part
@@ -79,13 +79,10 @@ def part_column(extension: str, data: bytes) -> Column | None:
     if kind == "cls" and _integer(data) is not None:
         return Column("label" if extension == "cls" else extension, "<i8")
     if kind != "npy":
-        return Column(extension, "|u1", (None,), "text")
+        return text_column(extension)
     try:
-        array = npy_array(data)
-        if not array.ndim:
-            return Column(extension, array.dtype.str)
-        return Column(extension, array.dtype.str, (None, *array.shape[1:]), tentative=True)
-    except ValueError:
+        return infer_column(extension, npy_array(data))
+    except (TypeError, ValueError):
         return None
 
 
@@ -148,22 +145,22 @@ def _integer(data: bytes) -> int | None:
     return int(text) if _INTEGER.fullmatch(text) else None
 
 
-def facts_parts(facts: Facts) -> dict[str, Column]:
+def schema_parts(schema: PackSchema) -> dict[str, Column]:
     """The parts in which packfmt keeps these columns: an integer ``label`` as ``.cls``, all else in one ``.json``."""
     parts = {}
-    for column in filter(_is_cls, facts.columns):
+    for column in filter(_is_cls, schema.columns):
         parts["cls"] = column
-    if len(parts) < len(facts.columns):
-        parts["json"] = Column("json", "|u1", (None,), "text")
+    if len(parts) < len(schema.columns):
+        parts["json"] = text_column("json")
     return parts
 
 
-def facts_values(facts: Facts, parts: Mapping[str, Any]) -> dict[str, Any]:
+def schema_values(schema: PackSchema, parts: Mapping[str, Any]) -> dict[str, Any]:
     """The columns that packfmt kept in these parts.
 
     Args:
-        facts: what the columns are.
-        parts: column of ``facts_parts`` to value; one that was not read is missing.
+        schema: what the columns are.
+        parts: column of ``schema_parts`` to value; one that was not read is missing.
 
     Raises:
         ValueError: a part is missing or does not fit.
@@ -173,7 +170,7 @@ def facts_values(facts: Facts, parts: Mapping[str, Any]) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise PartError(f"no JSON ({error})") from error
     values = {"label": parts["label"]} if "label" in parts else {}
-    for column in facts.columns:
+    for column in schema.columns:
         if not _is_cls(column):
             if not isinstance(body, dict) or column.name not in body:
                 raise PartError(f"column {column.name!r} is missing")
@@ -272,8 +269,8 @@ class TarSource(Source):
     ``notes`` and lost, and nothing is unpickled. Without parts, labels come from class folders (``cat/1.jpg``), for
     which the headers of all shards are read once beforehand.
 
-    Shards that packfmt wrote begin with a member that tells columns, classes and metadata (see ``facts``); there, every
-    other member that is neither label nor JSON is an image.
+    Shards that packfmt wrote begin with a member that tells columns, classes and metadata (``PackSchema``); there,
+    every other member that is neither label nor JSON is an image.
 
     Memory: one sample, and up to 64 bytes a record to find duplicate names.
 
@@ -293,7 +290,7 @@ class TarSource(Source):
         self._folders: FolderClasses | None = None
         self._counted = CountedNotes(self.notes)
         self._parts: dict[str, Column] = {}
-        self._facts: Facts | None = None
+        self._schema: PackSchema | None = None
         self._declared = False
         self._lost: list[str] = []  # told by the counts in ``notes`` too, so not in ``lost``
         self._declare()
@@ -380,8 +377,8 @@ class TarSource(Source):
             if member.kind == "folder":
                 continue
             if member.name == TAR_MEMBER and member.kind == "file":
-                self._take_facts(stream, member)
-            elif self._facts is None and is_hidden(member.name):
+                self._take_schema(stream, member)
+            elif self._schema is None and is_hidden(member.name):
                 self.skipped["hidden or system file"] += 1
             elif member.kind != "file":
                 if is_image_name(member.name):
@@ -396,7 +393,7 @@ class TarSource(Source):
     def _item(self, stream: TarStream, member: TarMember) -> Image | Part | None:
         sample, stem, extension = split_name(member.name)
         limit = part_limit(extension)
-        if self._facts is not None and extension.rpartition(".")[2] not in self._parts:
+        if self._schema is not None and extension.rpartition(".")[2] not in self._parts:
             return Image(member.name, sample, stem, *self._read_image(stream, member, b""))
         if limit is not None:
             if member.size > limit:
@@ -420,14 +417,14 @@ class TarSource(Source):
         rest = stream.read(MAX_IMAGE_BYTES)
         return b"".join((head, rest)) if head else rest, None
 
-    def _take_facts(self, stream: TarStream, member: TarMember) -> None:
+    def _take_schema(self, stream: TarStream, member: TarMember) -> None:
         """Read what packfmt noted in a shard, and let no shard contradict the first."""
-        if member.size > MAX_FACTS:
-            raise SourceError(f"{stream.path}: its {TAR_MEMBER} has {member.size} bytes; at most {MAX_FACTS} are read")
-        facts = Facts.decode(bytes(stream.read(MAX_FACTS)), f"{stream.path}, member {TAR_MEMBER}")
+        if member.size > MAX_BYTES:
+            raise SourceError(f"{stream.path}: its {TAR_MEMBER} has {member.size} bytes; at most {MAX_BYTES} are read")
+        schema = PackSchema.decode(bytes(stream.read(MAX_BYTES)), f"{stream.path}, member {TAR_MEMBER}")
         if not self._declared:
-            self._facts, self._parts = facts, facts_parts(facts)
-        elif self._facts is None or (facts.columns, facts.classes) != (self._facts.columns, self._facts.classes):
+            self._schema, self._parts = schema, schema_parts(schema)
+        elif self._schema is None or (schema.columns, schema.classes) != (self._schema.columns, self._schema.classes):
             raise SourceError(
                 f"{stream.path}: its {TAR_MEMBER} tells other columns or classes than the first shard, or stands "
                 "behind images; convert such shards one by one"
@@ -444,9 +441,9 @@ class TarSource(Source):
                 columns[column.name] = part_value(column, content)
             except ValueError as error:
                 reason = reason or f"part .{name}: {error}"
-        if self._facts is not None:
+        if self._schema is not None:
             try:
-                columns = facts_values(self._facts, columns)
+                columns = schema_values(self._schema, columns)
             except ValueError as error:
                 reason, columns = reason or f"part .json: {error}", {}
         if self._folders is not None:
@@ -467,8 +464,8 @@ class TarSource(Source):
         if not images:
             raise SourceError(f"{self._paths[0]}: no image in the first {_PEEKED} members; nothing to take from it")
         self._declared = True
-        if (facts := self._facts) is not None:
-            self.columns, self.classes, self.metadata = facts.columns, facts.classes, dict(facts.metadata)
+        if (schema := self._schema) is not None:
+            self.columns, self.classes, self.metadata = schema.columns, schema.classes, dict(schema.metadata)
             return
         self._attach(images, parts)
         for name, content in images[0].parts.items():
@@ -500,7 +497,7 @@ class TarSource(Source):
     def _read_folders(self) -> None:
         classes = FolderClasses.of_members(self._members(), self._paths[0])
         if classes.names:
-            self._folders, self.classes, self.columns = classes, classes.names, (Column("label", "<i8"),)
+            self._folders, self.classes, self.columns = classes, classes.names, (LABEL,)
 
     def _members(self) -> Iterator[tuple[str, bool]]:
         for path in self._paths:

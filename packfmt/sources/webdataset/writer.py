@@ -15,8 +15,8 @@ from typing import Any
 from packfmt.errors import ConvertError
 from packfmt.record import Column
 from packfmt.sources.base import Target
-from packfmt.sources.columns import TAR_MEMBER, Facts, to_json
-from packfmt.sources.webdataset.source import facts_parts
+from packfmt.sources.columns import TAR_MEMBER, PackSchema, to_json
+from packfmt.sources.webdataset.source import schema_parts
 from packfmt.storage.base import Buffer
 from packfmt.storage.folders import is_safe_key
 from packfmt.storage.publish import PendingFile, PendingSet, naming, refuse_existing
@@ -65,8 +65,8 @@ class TarWriter(Target):
             raise ConvertError(f"{self.path}: several shards need a number in their name, as in out-%05d.tar")
         self._shard_size = shard_size or SHARD_SIZE
         self._force = force
-        facts = Facts(self.columns, tuple(classes), metadata or {})
-        self._facts, self._cls = facts.encode(), "cls" in facts_parts(facts)
+        facts = PackSchema(self.columns, tuple(classes), metadata or {})
+        self._facts, self._cls = facts.encode(), "cls" in schema_parts(facts)
         self._in_json = [c for c in self.columns if not (self._cls and c.name == "label")]
         self._pending: list[PendingFile] = []
         self._stem = ""
