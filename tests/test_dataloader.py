@@ -168,21 +168,21 @@ def test_an_error_of_a_transform_is_the_users_own(pack: str) -> None:
 
 
 def test_announced_batches_are_decoded_while_the_loop_works(pack: str) -> None:
-    ds = Counted(pack, crop=CROP, lookahead=2)
+    ds = Counted(pack, crop=CROP, prefetch=2)
     for taken, _ in enumerate(DataLoader(ds, batch_sampler=BlockBatchSampler(ds, 4)), 1):
         assert ds.begun == min(taken + 2, 10)
     assert ds.begun == 10  # none twice, none in vain
 
 
 def test_announced_draws_are_decoded_while_the_loop_works(pack: str) -> None:
-    ds = Counted(pack, crop=CROP, lookahead=2)
+    ds = Counted(pack, crop=CROP, prefetch=2)
     sampler = BlockBatchSampler(ds, 4, indices=[1, 2, 3] * 8)
     for taken, _ in enumerate(DataLoader(ds, batch_sampler=sampler), 1):
         assert ds.begun == min(taken + 2, 6)
 
 
 def test_no_look_ahead(pack: str) -> None:
-    ds = Counted(pack, crop=CROP, lookahead=0)
+    ds = Counted(pack, crop=CROP, prefetch=0)
     for taken, _ in enumerate(DataLoader(ds, batch_sampler=BlockBatchSampler(ds, 4)), 1):
         assert ds.begun == taken
 

@@ -749,7 +749,7 @@ def test_wrong_kind_of_pack(pack: str) -> None:
         ({"boxes": "turned"}, "boxes='turned', allowed are 'shown', 'stored', 'upright'"),
         ({"label_offset": 1}, "label_offset=1 goes with targets='torchvision' only"),
         ({"threads": 0}, "at least 1"),
-        ({"lookahead": -1}, "not be negative"),
+        ({"prefetch": -1}, "not be negative"),
     ],
 )
 def test_options_are_checked(pack: str, options: dict[str, Any], message: str) -> None:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent / "packfmt"
 
 # From the bottom up. A module may import from layers below its own and from its own.
 LAYERS = (
-    {"bounded_json", "buffers", "errors", "record", "randomness", "version"},
+    {"bounded_json", "buffers", "errors", "prefetch", "record", "randomness", "version"},
     {"format", "lmdb_pages"},
     {"images"},
     {"storage"},

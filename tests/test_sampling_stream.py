@@ -20,9 +20,9 @@ from packfmt.sampling import (
 class Data:
     """Stands for a dataset: notes what a sampler tells it."""
 
-    def __init__(self, count, lookahead=0):
+    def __init__(self, count, prefetch=0):
         self.count = count
-        self.lookahead = lookahead
+        self.prefetch = prefetch
         self.told = []
 
     def __len__(self):
@@ -234,15 +234,15 @@ class TestTelling:
         next(stream)
         assert data.told == [("epoch", 2)]
 
-    @pytest.mark.parametrize("lookahead", [1, 3, 100])
-    def test_each_batch_is_announced_once_and_in_time(self, make, lookahead):
-        data = Data(50, lookahead)
+    @pytest.mark.parametrize("prefetch", [1, 3, 100])
+    def test_each_batch_is_announced_once_and_in_time(self, make, prefetch):
+        data = Data(50, prefetch)
         sampler = make(4, dataset=data)
         yielded = []
         for number, batch in enumerate(sampler):
             yielded.append((0, batch))
             announced = data.told[1:]
-            assert len(announced) == min(number + 1 + lookahead, len(sampler))
+            assert len(announced) == min(number + 1 + prefetch, len(sampler))
             assert announced[: number + 1] == yielded
         assert announced == yielded
 

@@ -82,7 +82,7 @@ class TestSamples:
     @pytest.mark.parametrize("ahead", [1, 5, 64])
     def test_threads_and_look_ahead_change_nothing(self, some, threads, ahead):
         wanted = list(packfmt.ImageStream(some, threads=2, **AUGMENT))
-        got = list(packfmt.ImageStream(some, threads=threads, ahead=ahead, **AUGMENT))
+        got = list(packfmt.ImageStream(some, threads=threads, prefetch=ahead, **AUGMENT))
         assert all(torch.equal(a, b) and s == t for (a, s), (b, t) in zip(wanted, got, strict=True))
 
     def test_image_is_channels_first_uint8_at_its_own_size_without_a_crop(self, some):
@@ -336,7 +336,7 @@ class Endless:
 class TestEndless:
     def test_no_more_is_drawn_than_the_bounds_allow(self):
         source = Endless()
-        stream = packfmt.ImageStream(source, ahead=10, shuffle_buffer=7, threads=2)
+        stream = packfmt.ImageStream(source, prefetch=10, shuffle_buffer=7, threads=2)
         assert len(list(itertools.islice(stream, 30))) == 30
         assert (
             source.drawn <= 30 + 8 + 10 + 7 + 1
@@ -510,7 +510,7 @@ class TestErrors:
             {"split": "none"},
             {"split": "elsewhere", "partial": "drop"},
             {"threads": 0},
-            {"ahead": 0},
+            {"prefetch": 0},
             {"shuffle_buffer": -1},
             {"rank": 1},
             {"output": "jpeg"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterator
 from itertools import chain, repeat
 from typing import Any, ClassVar, Literal, get_args
@@ -11,6 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from packfmt.prefetch import prefetched
 from packfmt.sampling.dataset import labels_of, readahead_of, record_bytes_of, tell_epoch
 from packfmt.sampling.quality import OrderQuality, measure
 from packfmt.sampling.ranks import Indices, Ranks, share, split_by, warn_user, whole_number
@@ -45,8 +45,8 @@ class BatchSampler(ABC):
 
     As an iterator it is a stream of epochs: each ``iter`` goes through the next epoch, unless ``set_epoch`` says
     which one. It yields lists of ``SampleIndex``. Where the dataset (or a Subset's) has ``set_epoch`` it is told that,
-    and where it has ``announce(upcoming)`` and a ``lookahead`` above 0, each batch is announced to it once, in order,
-    as ``(epoch, indices)`` with an int64 array, ``lookahead`` batches before it is yielded. The announcements go to
+    and where it has ``announce(upcoming)`` and a ``prefetch`` above 0, each batch is announced to it once, in order,
+    as ``(epoch, indices)`` with an int64 array, ``prefetch`` batches before it is yielded. The announcements go to
     the dataset in this process: one that is read in workers only should not act on them. The dataset's reader is asked
     for the blocks of ``read_ahead`` here, for whichever process will read them.
 
@@ -356,17 +356,18 @@ class BatchSampler(ABC):
     def _announced(self, epoch: int, start: int) -> Iterator[tuple[Indices, Draws]]:
         """The rest of an epoch, each batch announced to the dataset ahead of time."""
         announce = getattr(self._dataset, "announce", None)
-        lookahead = int(getattr(self._dataset, "lookahead", 0)) if announce is not None else 0
-        waiting: deque[tuple[Indices, Draws]] = deque()
-        ask = readahead_of(self._dataset)
-        for (batch, near), draws in zip(self.with_read_ahead(epoch, start), self.draws(epoch, start), strict=False):
-            ask(near)
-            if announce is not None and lookahead > 0:
-                announce(Upcoming(epoch, batch, draws))
-            waiting.append((batch, draws))
-            if len(waiting) > lookahead:
-                yield waiting.popleft()
-        yield from waiting
+        prefetch = int(getattr(self._dataset, "prefetch", 0)) if announce is not None else 0
+        read_ahead = readahead_of(self._dataset)
+
+        def begun() -> Iterator[tuple[Indices, Draws]]:
+            for (batch, near), draws in zip(self.with_read_ahead(epoch, start), self.draws(epoch, start), strict=False):
+                read_ahead(near)
+                if announce is not None and prefetch > 0:
+                    announce(Upcoming(epoch, batch, draws))
+                yield batch, draws
+
+        for batch, _ in prefetched(begun(), prefetch):
+            yield batch
 
     def _next(self, epoch: int, position: int) -> tuple[int, int]:
         """The same place, with the end of an epoch written as the start of the next."""

@@ -31,7 +31,7 @@ from packfmt.training.epochs import DrawCounter, EpochCounter
 from packfmt.training.pipeline import Form, Output, Pipeline, make_pipeline
 from packfmt.training.plan import Allocate, plan_batch
 from packfmt.training.pool import CallerPool, DecodePool
-from packfmt.training.prefetch import PrefetchQueue
+from packfmt.training.prefetch import PrefetchQueue, under_its_old_name
 from packfmt.training.samples import SampleList, Samples, as_batch, make_batch
 from packfmt.training.span import PlanGroup, PlannedBatch
 from packfmt.training.targets import BoxFrame, TargetForm, TargetOptions
@@ -97,8 +97,9 @@ class ImageDataset(Dataset[Any]):
         verify: check each record's checksum when it is read, or only the first time ("once"), as ``packfmt.open``.
         io: "mmap", "pread" or "auto", as ``packfmt.open``.
         seed: of crop, flip and ``sample_rng``, and of the order of a ``Loader`` that is given none.
-        lookahead: batches decoded ahead where a packfmt sampler announces them to a DataLoader without workers.
+        prefetch: batches decoded ahead where a packfmt sampler announces them to a DataLoader without workers.
         fast: decode JPEG a tenth faster and a few levels off (Pillow's pixels otherwise).
+        lookahead: the old name of ``prefetch``, with a DeprecationWarning.
 
     Attributes:
         reader: the pack. It numbers its records itself, also where the dataset is a view of some of them.
@@ -133,11 +134,13 @@ class ImageDataset(Dataset[Any]):
         verify: Verify = True,
         io: IO = "auto",
         seed: int = 0,
-        lookahead: int = 2,
+        prefetch: int = 2,
         fast: bool = False,
+        lookahead: int | None = None,
     ) -> None:
-        if lookahead < 0:
-            raise ValueError(f"lookahead={lookahead} must not be negative")
+        prefetch = under_its_old_name("lookahead", lookahead, prefetch)
+        if prefetch < 0:
+            raise ValueError(f"prefetch={prefetch} must not be negative")
         if isinstance(pack, Dataset):
             raise TypeError("the pack is a dataset already: its select() and split() give others over the same pack")
         self.reader = pack if isinstance(pack, Reader) else storage.open(pack, io=io, verify=verify)
@@ -160,7 +163,7 @@ class ImageDataset(Dataset[Any]):
         self._pool = DecodePool(threads)
         self._recycler = Arena()
         self.seed = seed
-        self.lookahead = lookahead
+        self.prefetch = prefetch
         self.changes = 0
         self._show(None, epoch=0)
 
@@ -262,6 +265,15 @@ class ImageDataset(Dataset[Any]):
     @transforms.setter
     def transforms(self, transforms: Callable[[Any, Any], Any] | None) -> None:
         self._change(transforms=transforms)
+
+    @property
+    def lookahead(self) -> int:
+        """The old name of ``prefetch``."""
+        return under_its_old_name("lookahead", self.prefetch, self.prefetch)
+
+    @lookahead.setter
+    def lookahead(self, value: int) -> None:
+        self.prefetch = under_its_old_name("lookahead", value, value)
 
     def _change(self, **options: Any) -> None:
         self._pipeline = self._pipeline.changed(**options)
@@ -400,7 +412,7 @@ class ImageDataset(Dataset[Any]):
             return [self[index] for index in indices]  # a subclass's own, which a batch must not go round
         positions = self._positions(indices)
         epoch, draws = self._drawn(indices, positions)
-        return SampleList(self._some(self._ahead.take(epoch, positions, self._begin, self.lookahead, draws)))
+        return SampleList(self._some(self._ahead.take(epoch, positions, self._begin, self.prefetch, draws)))
 
     def start(
         self,
@@ -476,7 +488,7 @@ class ImageDataset(Dataset[Any]):
         batch: with DataLoader workers, the samples are asked for elsewhere."""
         epoch, indices = upcoming
         draws = upcoming.draws if isinstance(upcoming, Upcoming) else ONCE
-        self._ahead.announce(epoch, self._positions(indices), self.lookahead, draws)
+        self._ahead.announce(epoch, self._positions(indices), self.prefetch, draws)
 
     def will_need_blocks(self, indices: Indices) -> None:
         """``Reader.will_need_blocks`` for samples."""

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from packfmt.errors import CorruptError
+from packfmt.prefetch import prefetched
 from packfmt.sampling import BatchSampler, BlockBatchSampler
 from packfmt.training.collate import Collate
 from packfmt.training.dataset import ImageDataset
@@ -263,21 +264,12 @@ class Loader:
             self._move(*self.sampler.place)
 
     def _made(self, epoch: int, start: int) -> Generator[tuple[int, Batch], None, None]:
-        """The epoch's batches, each asked for ``prefetch`` ahead."""
+        """The epoch's batches, each begun ``prefetch`` batches before it is given out."""
         engine = self._start_engine()
-        handles, done = deque[Any](), start
-        try:
-            for handle in engine.handles(self._requests(epoch, start)):
-                handles.append(handle)
-                if len(handles) > self._prefetch:
-                    done += 1
-                    yield done, self._collect(engine, handles)
-            while handles:
-                done += 1
-                yield done, self._collect(engine, handles)
-        finally:
-            for handle in handles:
-                engine.cancel(handle)
+        begun = engine.handles(self._requests(epoch, start))
+        with closing(prefetched(begun, self._prefetch, cancel=engine.cancel)) as handles:
+            for done, (handle, waiting) in enumerate(handles, start + 1):
+                yield done, self._collect(engine, handle, waiting)
 
     def _requests(self, epoch: int, start: int) -> Iterator[Request]:
         rank, ranks = self.sampler.rank, self.sampler.world_size
@@ -285,9 +277,9 @@ class Loader:
         for number, ((indices, near), draws) in enumerate(batches, start):
             yield Request(epoch, number * ranks + rank, indices, near, draws)
 
-    def _collect(self, engine: Engine, handles: deque[Any]) -> Batch:
-        depth = sum(map(engine.ready, handles))
-        made = engine.collect(handles.popleft())
+    def _collect(self, engine: Engine, handle: Any, waiting: deque[Any]) -> Batch:
+        depth = sum(map(engine.ready, (handle, *waiting)))
+        made = engine.collect(handle)
         self._stats.threads, self._stats.workers = engine.threads, self._workers
         self._stats.add_batch(made.samples, made.timing, made.failures, depth)
         if not made.samples and self.sampler.world_size > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +15,23 @@ from packfmt.sampling.sampleindex import ONCE, Draws
 from packfmt.training.batch import BatchJob
 from packfmt.training.pool import reset_after_fork
 
-__all__ = ["PrefetchQueue"]
+__all__ = ["PrefetchQueue", "under_its_old_name"]
 
 Indices = npt.NDArray[np.int64]
 Name = tuple[int, bytes, bytes]  # of a batch: its epoch, its indices and their draws
 Begin = Callable[[Indices, int, Draws], BatchJob]
+
+
+def under_its_old_name(name: str, value: int | None, prefetch: int) -> int:
+    """``prefetch``, or the value that was given under the name it had before.
+
+    Warns:
+        DeprecationWarning: there is one.
+    """
+    if value is None:
+        return prefetch
+    warnings.warn(f"{name} is called prefetch now, and will lose its old name", DeprecationWarning, stacklevel=3)
+    return value
 
 
 class PrefetchQueue:

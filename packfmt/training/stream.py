@@ -34,6 +34,7 @@ from packfmt.training.epochs import EpochCounter
 from packfmt.training.pipeline import Form, Output, Pipeline, make_pipeline
 from packfmt.training.plan import choose, plan_batch
 from packfmt.training.pool import DecodePool
+from packfmt.training.prefetch import under_its_old_name
 from packfmt.training.samples import Samples, as_batch, make_batch
 from packfmt.training.targets import NO_LABEL, BoxFrame, TargetForm, TargetOptions, Targets
 
@@ -301,7 +302,7 @@ class ImageStream(IterableDataset[Any]):
 
     For records that are in no pack. Their sizes are read from their headers as they come; a random number depends on
     (seed, epoch, position in the stream) only, so a sample has the same pixels for any number of threads, workers and
-    ranks. Memory is bounded by ``ahead`` decoded samples (or the batches made ahead) and ``shuffle_buffer`` records.
+    ranks. Memory is bounded by ``prefetch`` decoded samples (or batches) and ``shuffle_buffer`` records.
     The iterable is drawn from in a thread of its own: while it gives nothing, what was read before is still delivered.
     All threads end with the iteration, whether at the end, at an error, or because the loop stopped early; only one
     that waits inside the iterable ends when that gives the next record. Records that were read ahead are then lost.
@@ -334,7 +335,8 @@ class ImageStream(IterableDataset[Any]):
         partial_images: as ``partial`` of ``ImageDataset``: decode what is there of a truncated or damaged JPEG.
         split: "positions" as above; "elsewhere" where each process is fed records of its own, by a message broker or
             the like, and takes all it is given.
-        ahead: samples decoded ahead of the loop where they are asked for one by one.
+        prefetch: samples decoded ahead of the loop where they are asked for one by one.
+        ahead: the old name of ``prefetch``, with a DeprecationWarning.
 
     Raises:
         ValueError: an option is not one of those allowed.
@@ -366,8 +368,9 @@ class ImageStream(IterableDataset[Any]):
         partial: Literal["keep", "drop"] | None = None,
         partial_images: bool = False,
         split: Literal["positions", "elsewhere"] = "positions",
-        ahead: int = 64,
+        prefetch: int = 64,
         fast: bool = False,
+        ahead: int | None = None,
     ) -> None:
         if not (isinstance(records, Iterable) or callable(records)):
             raise TypeError(f"records is of type {type(records).__name__}; needed is an iterable or a function")
@@ -399,7 +402,7 @@ class ImageStream(IterableDataset[Any]):
         )
         self._threads = None if threads is None else whole_number("threads", threads, 1)
         self._shuffle_buffer = whole_number("shuffle_buffer", shuffle_buffer, 0)
-        self._ahead = whole_number("ahead", ahead, 1)
+        self._prefetch = whole_number("prefetch", under_its_old_name("ahead", ahead, prefetch), 1)
         self.seed = whole_number("seed", seed, 0, 2**64 - 1)
         self._ranks = Ranks(rank, world_size)
         self._partial, self._split = partial, split
@@ -426,8 +429,8 @@ class ImageStream(IterableDataset[Any]):
         self._epochs.set(whole_number("epoch", epoch, 0))
 
     def __iter__(self) -> Iterator[Any]:
-        chunk = min(CHUNK, max(1, self._ahead // 4))
-        with closing(self._samples(chunk, self._ahead, eager=True)) as parts:
+        chunk = min(CHUNK, max(1, self._prefetch // 4))
+        with closing(self._samples(chunk, self._prefetch, eager=True)) as parts:
             for samples in parts:
                 yield from samples
 
@@ -438,7 +441,7 @@ class ImageStream(IterableDataset[Any]):
 
         Args:
             batch_size: samples per batch; the last may be smaller, and with ``on_error="skip"`` any. None is empty.
-            prefetch: batches made ahead, at least 1.
+            prefetch: batches decoded ahead, at least 1.
             collate: "stack", "list" or "pad", as ``Loader``.
 
         Raises:
