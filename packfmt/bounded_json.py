@@ -14,7 +14,7 @@ import numpy as np
 
 __all__ = ["MAX_BYTES", "PACK", "RECORD", "Bounds", "check_json", "parse_json"]
 
-MAX_BYTES = 8 << 20  # of what describes a pack
+MAX_BYTES = 24 << 20  # of what describes a pack: a million class names of 20 characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Bounds:
     depth: int = 64
 
 
-PACK = Bounds(MAX_BYTES, strings=1 << 19, numbers=1 << 17, nodes=1 << 16)  # class names can be many
+PACK = Bounds(MAX_BYTES, strings=1 << 20, numbers=1 << 20, nodes=1 << 16)
 RECORD = Bounds(16 << 20, strings=1 << 20, numbers=1 << 23, nodes=1 << 17)  # an array's numbers are in it
 
 _PIECE = 1 << 18  # bytes looked at together: what is made of them stays in the processor's cache

@@ -239,7 +239,7 @@ def test_metadata_that_contains_itself_is_refused() -> None:
 @pytest.mark.parametrize(
     ("classes", "metadata"),
     [
-        (("x" * 1000,) * 8500, {}),
+        (("x" * 1000,) * (PACK.size // 1000), {}),
         (("",) * (PACK.strings + 1), {}),
         ((), {"numbers": [1] * (PACK.numbers + 2)}),
         ((), {"lists": [[]] * PACK.nodes}),
@@ -260,6 +260,13 @@ def test_what_is_counted_stands_outside_of_strings() -> None:
     text = text[: PACK.size // 4]
     metadata = {"text": text, "list": [[text[:7], 1.5, {"a": -1}]]}
     assert open_frame(changed(replace("metadata", metadata))).metadata == metadata
+
+
+def test_a_million_class_names_are_read_as_written() -> None:
+    names = [f"class name {number}" for number in range(1_000_000)]
+    metadata = {"frequencies": list(range(1_000_000))}
+    assert open_frame(changed(lambda d: d.update(classes=names))).classes == tuple(names)
+    assert open_frame(changed(lambda d: d.update(metadata=metadata))).metadata == metadata
 
 
 # ---- damage ----

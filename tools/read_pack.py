@@ -18,8 +18,8 @@ from itertools import pairwise
 
 MAGIC = b"\x89packfmt\r\n\x1a\n"
 TRAILER_MAGIC = b"packend\n"
-MAX_DIRECTORY = 8 * 1024 * 1024
-MAX_STRINGS, MAX_NUMBERS, MAX_NODES, MAX_DEPTH = 2**19, 2**17, 2**16, 64
+MAX_DIRECTORY = 24 * 1024 * 1024
+MAX_STRINGS, MAX_NUMBERS, MAX_NODES, MAX_DEPTH = 2**20, 2**20, 2**16, 64
 SIZES = {"b1": 1, "u1": 1, "i1": 1, "u2": 2, "i2": 2, "f2": 2, "u4": 4, "i4": 4, "f4": 4, "u8": 8, "i8": 8, "f8": 8}
 DTYPES = {("|" if size == 1 else "<") + name: size for name, size in SIZES.items()}
 LETTERS = dict(zip(DTYPES, "?BbHheIifQqd", strict=True))  # struct's names for the same types

@@ -10,7 +10,7 @@ from typing import Any
 
 import xxhash
 
-from packfmt.bounded_json import MAX_BYTES, Bounds, check_json, parse_json
+from packfmt.bounded_json import Bounds, check_json, parse_json
 from packfmt.errors import FormatError
 from packfmt.format import canonical_json
 
@@ -18,7 +18,7 @@ __all__ = ["MAX_SHARDS", "Manifest", "join_ids", "make_set_id"]
 
 MANIFEST = "packfmt-manifest"
 MAX_SHARDS = 20_000
-BOUNDS = Bounds(MAX_BYTES, strings=7 * MAX_SHARDS, numbers=4 * MAX_SHARDS, nodes=6 * MAX_SHARDS)  # of 6, 3 and 5
+BOUNDS = Bounds(8 << 20, strings=7 * MAX_SHARDS, numbers=4 * MAX_SHARDS, nodes=6 * MAX_SHARDS)  # of 6, 3 and 5
 SHOWN = 300  # characters of a file's own words in a message
 
 
