@@ -106,7 +106,7 @@ def through_stream(pack: str, partial: str) -> list[int]:
 def through_spawned_workers(pack: str) -> list[int]:
     """The same from DataLoader's workers, which have no process group."""
     with packfmt.open(pack) as reader:
-        stream = packfmt.ImageStream(reader, crop=packfmt.Resize(8), fields="number", threads=1)
+        stream = packfmt.ImageStream(reader, crop=packfmt.Resize(8), fields="number", threads=1, partial="keep")
         loader = DataLoader(stream, batch_size=4, num_workers=1, multiprocessing_context="spawn")
         return [number for _, numbers in loader for number in numbers.tolist()]
 

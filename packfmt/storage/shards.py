@@ -229,12 +229,22 @@ class _OpenShards:
         self._closed = False
 
     def reader(self, shard: int) -> MappedReader:
-        """The reader of one shard; the one that was used longest ago makes room for it."""
+        """The reader of one shard; the one that was used longest ago makes room for it.
+
+        Raises:
+            FormatError: the pack was replaced since it was opened.
+        """
         self.refuse_closed()
         self._used[shard] = next(self._clock)
         reader = self._open.get(shard)
         if reader is None:
-            reader = MappedReader(self._absolute[shard], io=self._io, verify=self._verify, content_id=self._ids[shard])
+            path = self._absolute[shard]
+            try:
+                reader = MappedReader(path, io=self._io, verify=self._verify, content_id=self._ids[shard])
+            except FileNotFoundError as error:  # it was there when the pack was opened
+                raise FormatError(
+                    f"{path}: the shard is gone since the pack was opened: it was replaced, or removed; open it again"
+                ) from error
             self._open[shard] = reader
             self._make_room()
             if self._closed:  # by another thread, meanwhile
