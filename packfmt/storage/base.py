@@ -15,7 +15,17 @@ from packfmt.record import KEY, Record
 from packfmt.storage.columns import Columns
 from packfmt.storage.readplan import LaterPlan, ReadPlan
 
-__all__ = ["Buffer", "Indices", "Reader", "RowColumns", "StoredRecord", "Verify", "Writer", "as_positions"]
+__all__ = [
+    "Buffer",
+    "Indices",
+    "Reader",
+    "RecordReader",
+    "RowColumns",
+    "StoredRecord",
+    "Verify",
+    "Writer",
+    "as_positions",
+]
 
 Buffer = bytes | bytearray | memoryview
 Indices = Sequence[int] | npt.NDArray[Any]
@@ -41,28 +51,17 @@ def as_positions(indices: Indices, count: int, path: str) -> npt.NDArray[np.int6
     return positions
 
 
-class Reader(ABC):
-    """Read access to the records of a pack.
-
-    Thread-safe. Pickles as path and options only, and works after fork, spawn and forkserver. Views stay valid as long
-    as they are referenced, also after ``close``, unless a backend says otherwise.
+class RecordReader(ABC):
+    """What training needs of records, wherever they are: in a pack, in memory. Thread-safe.
 
     Attributes:
-        path: as it was given.
-        classes: class names that the column ``label`` counts, in order.
-        metadata: the user's JSON-able facts.
+        path: where they come from, for messages.
         columns: column name to array over all records; numbers as numpy arrays that lie over the file (not copied),
             text, bytes and ragged arrays as sequences.
-        content_id: hexadecimal XXH3-128 over record checksums and columns: equal ids mean equal content.
-        io: how bytes are read: "mmap", "pread" or "lmdb".
     """
 
     path: str
-    classes: tuple[str, ...]
-    metadata: dict[str, Any]
     columns: Columns
-    content_id: str
-    io: str
 
     @abstractmethod
     def __len__(self) -> int:
@@ -82,6 +81,50 @@ class Reader(ABC):
     def lengths(self, indices: Indices) -> npt.NDArray[np.uint64]:
         """Sizes in bytes of these records, as the index states them."""
 
+    def plan(self, indices: Indices) -> ReadPlan:
+        """Look up where several records lie, for threads that will read a part each.
+
+        Raises:
+            IndexError, TypeError: as ``read``.
+        """
+        return LaterPlan(self.read, as_positions(indices, len(self), self.path))
+
+    def key(self, index: int) -> str:
+        """The key of one record."""
+        key: str = self.columns[KEY][index]
+        return key
+
+    @abstractmethod
+    def locate(self, index: int) -> tuple[str, int]:
+        """The file that holds a record, and the record's index in it.
+
+        Raises:
+            IndexError: the index is outside 0 to len - 1.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the file. Reading afterwards raises ValueError; closing twice is allowed."""
+
+
+class Reader(RecordReader):
+    """Read access to a pack: its records, and what only a stored set of them has.
+
+    Pickles as path and options only, and works after fork, spawn and forkserver. Views stay valid as long
+    as they are referenced, also after ``close``, unless a backend says otherwise.
+
+    Attributes:
+        classes: class names that the column ``label`` counts, in order.
+        metadata: the user's JSON-able facts.
+        content_id: hexadecimal XXH3-128 over record checksums and columns: equal ids mean equal content.
+        io: how bytes are read: "mmap", "pread" or "lmdb".
+    """
+
+    classes: tuple[str, ...]
+    metadata: dict[str, Any]
+    content_id: str
+    io: str
+
     @abstractmethod
     def offsets(self, indices: Indices) -> npt.NDArray[np.uint64]:
         """Where these records begin in the pack, in bytes; only their order and distance mean something."""
@@ -93,15 +136,11 @@ class Reader(ABC):
         It may be passed over where reads have long found everything in memory.
         """
 
-    def will_need_blocks(self, indices: Indices) -> None:  # noqa: B027 - nothing is a right answer
+    def will_need_blocks(self, indices: Indices) -> None:
         """The same for whole blocks of neighbours, from which later batches will take single records.
 
         Passed over where the storage does not keep records back to back.
         """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release the file. Reading afterwards raises ValueError; closing twice is allowed."""
 
     @property
     @abstractmethod
@@ -117,14 +156,6 @@ class Reader(ABC):
     def problems(self) -> Iterator[Exception]:
         """Check every byte: yield each fault found (CorruptError, FormatError). Nothing yielded means whole."""
 
-    @abstractmethod
-    def locate(self, index: int) -> tuple[str, int]:
-        """The file that holds a record, and the record's index in it.
-
-        Raises:
-            IndexError: the index is outside 0 to len - 1.
-        """
-
     @staticmethod
     def refuse_unknown(verify: Verify) -> None:
         """Raise ValueError if ``verify`` is none of True, False and "once"."""
@@ -139,19 +170,6 @@ class Reader(ABC):
             for problem in self.problems():
                 self.close()
                 raise problem
-
-    def plan(self, indices: Indices) -> ReadPlan:
-        """Look up where several records lie, for threads that will read a part each.
-
-        Raises:
-            IndexError, TypeError: as ``read``.
-        """
-        return LaterPlan(self.read, as_positions(indices, len(self), self.path))
-
-    def key(self, index: int) -> str:
-        """The key of one record."""
-        key: str = self.columns[KEY][index]
-        return key
 
     def find(self, key: str) -> int:
         """The index of the record with this key.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from packfmt.images.decode import Decoder
 from packfmt.images.geometry import CenterCrop, Crop, Flip, HorizontalFlip, Interpolation, Resize
 from packfmt.images.pillow import to_pil
-from packfmt.storage import Reader
+from packfmt.storage.base import RecordReader
 from packfmt.training.collate import to_tensor
 from packfmt.training.resize import resizer
 from packfmt.training.targets import TargetOptions, Targets
@@ -39,7 +39,7 @@ _PRESENT: dict[str, Callable[[Pixels], Any]] = {
 class Pipeline:
     """How samples are made: what stays the same for all batches of a dataset. Thread-safe."""
 
-    reader: Reader
+    reader: RecordReader
     decoder: Decoder
     crop: Crop | None
     flips: tuple[Flip, ...]
@@ -86,7 +86,7 @@ class Pipeline:
 
 
 def make_pipeline(
-    reader: Reader,
+    reader: RecordReader,
     *,
     crop: Crop | None,
     flip: Flip | Sequence[Flip] | float | None,

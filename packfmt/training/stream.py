@@ -24,8 +24,7 @@ from packfmt.images.sniff import sniff
 from packfmt.randomness import sample_keys, uniform
 from packfmt.record import Record
 from packfmt.sampling.ranks import Ranks, whole_number
-from packfmt.storage import Reader
-from packfmt.storage.base import Indices
+from packfmt.storage.base import Indices, RecordReader
 from packfmt.storage.columns import Columns
 from packfmt.storage.readplan import LaterPlan, ReadPlan
 from packfmt.training.batch import BatchJob
@@ -41,6 +40,7 @@ from packfmt.training.targets import NO_LABEL, BoxFrame, TargetForm, TargetOptio
 __all__ = ["ImageStream", "RecordQueue", "StreamRecord", "StreamRecords", "hold"]
 
 BYTES = (bytes, bytearray, memoryview)
+PATIENCE = 1.0  # seconds to wait for the thread's end; it may stand in an iterable that gives nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def _as_in_a_pack(value: Any) -> Any:
     return value
 
 
-class StreamRecords(Reader):
+class StreamRecords(RecordReader):
     """Records in memory, addressed by their positions in the stream. Nothing changes in it, so it is thread-safe.
 
     A record without a key goes by its position.
@@ -115,12 +115,8 @@ class StreamRecords(Reader):
     """
 
     path = "image stream"
-    classes = ()
-    content_id = ""
-    io = "memory"
 
     def __init__(self, records: Sequence[StreamRecord], names: Sequence[str]) -> None:
-        self.metadata = {}
         self._records = {record.position: record for record in records}
         self._names = tuple(names)
         self.columns = Columns([*self._names, "height", "width", "orientation"], self._column)
@@ -147,29 +143,8 @@ class StreamRecords(Reader):
         """Their sizes in bytes."""
         return np.array([len(data) for data in self.read(indices)], np.uint64)
 
-    def offsets(self, indices: Indices) -> npt.NDArray[np.uint64]:
-        """Their positions: they lie in no file."""
-        return np.asarray(indices, np.uint64)
-
-    def will_need(self, indices: Indices) -> None:
-        """Nothing to do: they are here."""
-
     def close(self) -> None:
         """Nothing to do: they go with this object."""
-
-    @property
-    def record_bytes(self) -> float:
-        """The mean size of a record in bytes."""
-        return sum(len(record.data) for record in self._records.values()) / max(len(self._records), 1)
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """There are none."""
-        return ()
-
-    def problems(self) -> Iterator[Exception]:
-        """There is nothing to check bytes against."""
-        return iter(())
 
     def locate(self, index: int) -> tuple[str, int]:
         """Where a record came from: its position in the stream."""
@@ -190,9 +165,6 @@ class _Values:
         chosen = [self._values[position] for position in positions.tolist()]
         numbers = all(isinstance(value, (int, float, np.number)) and not isinstance(value, bool) for value in chosen)
         return np.array(chosen) if numbers and chosen else chosen
-
-
-PATIENCE = 1.0  # seconds to wait for the thread's end; it may stand in an iterable that gives nothing
 
 
 class RecordQueue(Iterator[BatchJob]):

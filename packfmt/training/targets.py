@@ -14,7 +14,7 @@ import torch
 
 from packfmt.images.boxes import crop_boxes, turn_boxes
 from packfmt.record import BOXES
-from packfmt.storage import Reader
+from packfmt.storage.base import RecordReader
 from packfmt.training.collate import collate_column, collate_targets
 
 if TYPE_CHECKING:  # a plan knows its pipeline, and that its targets
@@ -78,7 +78,7 @@ class Targets:
         ValueError: there is no such column.
     """
 
-    def __init__(self, reader: Reader, options: TargetOptions) -> None:
+    def __init__(self, reader: RecordReader, options: TargetOptions) -> None:
         self._reader = reader
         names = options.names
         self._names = names or ()
