@@ -13,7 +13,7 @@ from training_packs import CROP, FLIP, make_pack
 import packfmt
 from packfmt import BlockBatchSampler, ImageDataset, Loader
 from packfmt.randomness import sample_keys
-from packfmt.training import engine, span
+from packfmt.training import engine, plan
 from packfmt.training.plan import Pipeline, Plan, choose
 
 BATCHES = [np.array(batch) for batch in ([3, 1], [30, 30, 7, 0], [], [39])]
@@ -33,7 +33,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(indices))
         return choose(pipeline, indices, keys)
 
-    monkeypatch.setattr(span, "choose", spy)
+    monkeypatch.setattr(plan, "choose", spy)
     return sizes
 
 

@@ -455,7 +455,7 @@ def test_metadata_nested_without_end_is_refused(tmp_path: Path) -> None:
     nested: dict[str, Any] = {}
     for _ in range(500):
         nested = {"a": nested}
-    with pytest.raises(ValueError, match="nested more than 100 deep"):
+    with pytest.raises(ValueError, match="nested more than 64 deep"):
         storage.create(tmp_path / "out", metadata=nested)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import xxhash
 
 from packfmt import format as layout
+from packfmt.bounded_json import PACK
 from packfmt.errors import DecodeError
 from packfmt.format import Directory, Layout, Section, Trailer, record_checksum
 from packfmt.images.sniff import sniff
@@ -27,7 +28,7 @@ __all__ = ["RecordingWriter", "checked_facts", "image_values", "merge_columns"]
 IMAGE_NAMES = tuple(column.name for column in IMAGE_COLUMNS)
 _OF_IMAGES = frozenset(IMAGE_NAMES)
 SHOWN = 20  # classes named in an error
-MAX_DEPTH = 100  # of nested metadata; what is written must be readable with whatever is left of the stack
+MAX_DEPTH = PACK.depth  # of metadata; the directory is one level, and what its members hold is counted as another
 REFUSALS = {  # what a writer that cannot go on says, by its state
     "open": "is not finished",
     "broken": "a write failed before, so the pack cannot be finished; start again",

@@ -29,11 +29,10 @@ from packfmt.training.arena import Arena
 from packfmt.training.batch import BatchJob
 from packfmt.training.epochs import DrawCounter, EpochCounter
 from packfmt.training.pipeline import Form, Output, Pipeline, make_pipeline
-from packfmt.training.plan import Allocate, plan_batch
+from packfmt.training.plan import Allocate, PlanGroup, PlannedBatch, plan_batch
 from packfmt.training.pool import CallerPool, DecodePool
 from packfmt.training.prefetch import PrefetchQueue, under_its_old_name
 from packfmt.training.samples import SampleList, Samples, as_batch, make_batch
-from packfmt.training.span import PlanGroup, PlannedBatch
 from packfmt.training.targets import BoxFrame, TargetForm, TargetOptions
 
 __all__ = ["ImageDataset", "LMDBImageDataset", "MMapImageDataset"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, cast
 
 import numpy as np
@@ -15,10 +17,11 @@ from packfmt.images.geometry import Crop, VaryingCrop, choose_flips
 from packfmt.images.libjpeg import FLAT
 from packfmt.images.sniff import sniff
 from packfmt.randomness import Keys
+from packfmt.sampling.sampleindex import Draws, join_draws
 from packfmt.storage.readplan import PartPlan, ReadPlan
 from packfmt.training.pipeline import Pipeline
 
-__all__ = ["Allocate", "BatchPlan", "Plan", "add_note", "choose", "plan_batch"]
+__all__ = ["Allocate", "Plan", "PlanGroup", "PlannedBatch", "add_note", "choose", "plan_batch"]
 
 Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
@@ -32,9 +35,21 @@ BELIEVED = 1 << 22  # pixels that the index may say an image has, if so many byt
 
 @dataclass(slots=True)
 class Plan:
-    """What is known of N records before they are read. ``records`` tells where their bytes lie.
+    """What is known of N records before they are read, and once memory was taken for them, where their images go.
 
-    ``boxes`` (N, 4) are the crops in source pixels, None without a crop; ``flips`` (N,) as a decoder takes them.
+    Attributes:
+        indices, keys: (N,) the records and their random keys.
+        records: tells where their bytes lie.
+        heights, widths: (N,) of the images as the decoder shows them.
+        boxes: (N, 4) the crops in source pixels, None without a crop.
+        flips: (N,) as a decoder takes them, or None.
+        orientations: (N,) EXIF tags where they are applied, else None.
+        out: the batch's array (N, H, W, C) where all images come out in one size that so many bytes can hold, else
+            None: each image then gets memory of its own when its turn comes.
+        images: one entry per sample: what the transform returned; without one, and without ``out``, its pixels.
+        targets: what ``transforms`` returned beside the images; None without them.
+        sizes: (N, 2) the heights and widths that images come out in; none where the crop gives all one size.
+        refused: records that the index says something impossible of, by their positions, and why.
     """
 
     indices: npt.NDArray[np.int64]
@@ -45,9 +60,14 @@ class Plan:
     boxes: Boxes | None
     flips: Flips | None
     orientations: Array | None
+    out: Pixels | None = None
+    images: list[Any] = field(default_factory=list)
+    targets: list[Any] | None = None
+    sizes: npt.NDArray[np.int64] = field(default_factory=lambda: NO_SIZES)
+    refused: dict[int, str] = field(default_factory=dict)
 
     def part(self, start: int, stop: int) -> Plan:
-        """Those of the records ``start`` to ``stop`` - 1."""
+        """That of the records ``start`` to ``stop`` - 1, before memory is taken."""
         return Plan(
             self.indices[start:stop],
             self.keys[start:stop],
@@ -58,26 +78,6 @@ class Plan:
             None if self.flips is None else self.flips[start:stop],
             None if self.orientations is None else self.orientations[start:stop],
         )
-
-
-@dataclass(slots=True)
-class BatchPlan:
-    """A batch's choices, and the memory it goes to.
-
-    ``out`` is the batch's array (N, H, W, C) where all images come out in one size that so many bytes can hold, else
-    None: each image then gets memory of its own when its turn comes. ``images`` takes one entry per sample: what the
-    transform returned; without one, and without ``out``, its pixels. ``targets`` takes what ``transforms`` returned
-    beside it, and is None without them. ``sizes`` (N, 2) are the heights and widths that images come out in; there are
-    none where the crop gives all one size. ``refused`` are the records that the index says something impossible of, by
-    their positions, and why.
-    """
-
-    choices: Plan
-    out: Pixels | None
-    images: list[Any]
-    targets: list[Any] | None
-    sizes: npt.NDArray[np.int64]
-    refused: dict[int, str]
 
     def size(self, position: int) -> tuple[int, int]:
         """The (height, width) that an image comes out in."""
@@ -109,26 +109,26 @@ def choose(pipeline: Pipeline, indices: npt.NDArray[np.int64], keys: Keys) -> Pl
     return Plan(indices, keys, pipeline.reader.plan(indices), heights, widths, boxes, flips, orientations)
 
 
-def plan_batch(pipeline: Pipeline, chosen: Callable[[], Plan], allocate: Allocate | None = None) -> BatchPlan:
-    """Get the choices for a batch's records, and take memory for them.
+def plan_batch(pipeline: Pipeline, planned: Callable[[], Plan], allocate: Allocate | None = None) -> Plan:
+    """Get the plan of a batch's records, and take memory for them.
 
     Args:
         pipeline: the dataset's.
-        chosen: gives the choices.
+        planned: gives the plan.
         allocate: gives the array for decoded images by its shape; None takes new memory.
     """
-    choices = chosen()
-    count = len(choices.indices)
-    size, sizes = None if pipeline.crop is None else pipeline.crop.size, NO_SIZES
-    refused: dict[int, str] = {}
+    plan = planned()
+    count = len(plan.indices)
+    size = None if pipeline.crop is None else pipeline.crop.size
     if size is None:
-        sizes = _output_sizes(pipeline.crop, choices)
-        refused, thin = _bound(pipeline, choices, sizes)
-        size = None if thin else _common_size(sizes)
+        plan.sizes = _output_sizes(pipeline.crop, plan)
+        plan.refused, thin = _bound(pipeline, plan, plan.sizes)
+        size = None if thin else _common_size(plan.sizes)
     channels = 3 if pipeline.decoder.mode == "RGB" else 1
-    out = None if size is None else (allocate or _new_array)((count, *size, channels))
-    targets = None if pipeline.transforms is None else [None] * count
-    return BatchPlan(choices, out, [None] * count, targets, sizes, refused)
+    plan.out = None if size is None else (allocate or _new_array)((count, *size, channels))
+    plan.images = [None] * count
+    plan.targets = None if pipeline.transforms is None else [None] * count
+    return plan
 
 
 def _sizes(
@@ -180,14 +180,14 @@ def _takes(crop: Crop, place: int, heights: npt.NDArray[np.int64], widths: npt.N
     return True
 
 
-def _output_sizes(crop: Crop | None, choices: Plan) -> npt.NDArray[np.int64]:
+def _output_sizes(crop: Crop | None, plan: Plan) -> npt.NDArray[np.int64]:
     """(N, 2) heights and widths of images that keep their own, or get one that follows from it."""
     if crop is None:
-        return np.stack((choices.heights, choices.widths), axis=1)
-    return cast(VaryingCrop, crop).sizes(choices.heights, choices.widths)
+        return np.stack((plan.heights, plan.widths), axis=1)
+    return cast(VaryingCrop, crop).sizes(plan.heights, plan.widths)
 
 
-def _bound(pipeline: Pipeline, choices: Plan, sizes: npt.NDArray[np.int64]) -> tuple[dict[int, str], bool]:
+def _bound(pipeline: Pipeline, plan: Plan, sizes: npt.NDArray[np.int64]) -> tuple[dict[int, str], bool]:
     """Keep what a pack's columns say from deciding how much memory a batch takes.
 
     A size that is large, or larger than a JPEG of so many bytes can have, is compared with the image's own header,
@@ -199,9 +199,9 @@ def _bound(pipeline: Pipeline, choices: Plan, sizes: npt.NDArray[np.int64]) -> t
         batch are not taken at once.
     """
     most = pipeline.decoder.max_pixels
-    heights, widths = choices.heights, choices.widths
+    heights, widths = plan.heights, plan.widths
     try:
-        lengths = pipeline.reader.lengths(choices.indices).astype(np.float64)
+        lengths = pipeline.reader.lengths(plan.indices).astype(np.float64)
     except CorruptError:  # of some; said where they are read
         lengths = np.zeros(len(heights))
     # In floats, since two sides of 2**32 - 1 are beyond int64.
@@ -211,7 +211,7 @@ def _bound(pipeline: Pipeline, choices: Plan, sizes: npt.NDArray[np.int64]) -> t
     taken_back, thin = large.copy(), False
     for position in np.flatnonzero(doubtful).tolist():
         try:
-            (record,) = choices.records.views(position, position + 1)
+            (record,) = plan.records.views(position, position + 1)
             header = sniff(record, max_pixels=most)
         except CorruptError:  # said where it is read
             taken_back[position] = True
@@ -257,3 +257,70 @@ def add_note(error: BaseException, note: str) -> None:
         return
     error.__notes__ = [*getattr(error, "__notes__", ()), note]
     error.__cause__ = RuntimeError("\n".join(error.__notes__))
+
+
+Positions = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """One batch of a group: its records' positions, and when called their plan."""
+
+    positions: Positions
+    group: PlanGroup
+    number: int
+
+    def __call__(self) -> Plan:
+        return self.group.plan(self.number)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What they were chosen by, and the batch is to be made by."""
+        return self.group.pipeline
+
+
+class PlanGroup:
+    """The plans of several batches, made for all in the thread that first asks. Thread-safe.
+
+    Args:
+        pipeline: the dataset's.
+        batches: (N,) records each.
+        draws: of each batch.
+        keys: gives records' random keys.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        batches: Sequence[Positions],
+        draws: Sequence[Draws],
+        keys: Callable[[Positions, Draws], Keys],
+    ) -> None:
+        self.pipeline = pipeline
+        self._batches = batches
+        self._draws = draws
+        self._keys = keys
+        self._ends = list(accumulate(map(len, batches)))
+        self._lock = threading.Lock()
+        self._whole: Plan | None = None
+        self._apart = len(batches) == 1
+
+    def plan(self, number: int) -> Plan:
+        """Those for one of the batches.
+
+        Raises:
+            ValueError: an image of this batch is too small for the crop, with ``on_error="raise"``; a note names it.
+        """
+        with self._lock:  # who comes second waits, since it can do nothing without
+            if self._whole is None and not self._apart:
+                try:
+                    self._whole = self._choose(np.concatenate(self._batches), join_draws(self._batches, self._draws))
+                except Exception:  # one batch's error is not to come in another's place
+                    self._apart = True
+        batch = self._batches[number]
+        if self._whole is None:
+            return self._choose(batch, self._draws[number])
+        return self._whole.part(self._ends[number] - len(batch), self._ends[number])
+
+    def _choose(self, positions: Positions, draws: Draws) -> Plan:
+        return choose(self.pipeline, positions, self._keys(positions, draws))

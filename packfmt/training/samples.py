@@ -92,7 +92,7 @@ class Samples(Sequence[Any]):
         plan, pipeline = self.job.plan, self.job.pipeline
         if plan.out is None or pipeline.transforming or pipeline.output == "pil":
             return None
-        return plan.out if len(self) == len(plan.choices.indices) else plan.out[self.positions]
+        return plan.out if len(self) == len(plan.indices) else plan.out[self.positions]
 
     def images(self, how: Collate) -> Any:
         """The images as those of a batch; those in one array become a tensor without copying."""

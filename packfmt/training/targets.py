@@ -18,7 +18,7 @@ from packfmt.storage.base import RecordReader
 from packfmt.training.collate import collate_column, collate_targets
 
 if TYPE_CHECKING:  # a plan knows its pipeline, and that its targets
-    from packfmt.training.plan import BatchPlan
+    from packfmt.training.plan import Plan
 
 __all__ = ["BoxFrame", "TargetForm", "TargetOptions", "Targets"]
 
@@ -105,20 +105,20 @@ class Targets:
         other.transform = transform
         return other
 
-    def of_batch(self, plan: BatchPlan, positions: Sequence[int]) -> Any:
+    def of_batch(self, plan: Plan, positions: Sequence[int]) -> Any:
         """Targets of these places in a batch, collated: (n,) tensors for numbers, lists for what differs in length."""
         if self.transform is not None or self._torchvision or plan.targets is not None:
             return self.of_samples(plan, positions)[1]()
         return self._collated(self._columns(plan, positions), len(positions))
 
-    def of_samples(self, plan: BatchPlan, positions: Sequence[int]) -> tuple[list[Any], Callable[[], Any]]:
+    def of_samples(self, plan: Plan, positions: Sequence[int]) -> tuple[list[Any], Callable[[], Any]]:
         """The targets of these places one by one, each a number, array, str or bytes, a dict of them, or what a
         transform made of it; and what gives them collated as ``of_batch`` does, with changes made in them."""
         if plan.targets is None:
             return self.from_columns(plan, positions)
         return self._with_collation([plan.targets[position] for position in positions])
 
-    def from_columns(self, plan: BatchPlan, positions: Sequence[int]) -> tuple[list[Any], Callable[[], Any]]:
+    def from_columns(self, plan: Plan, positions: Sequence[int]) -> tuple[list[Any], Callable[[], Any]]:
         """``of_samples`` before ``transforms`` of an image and its target."""
         columns = self._columns(plan, positions)
         for name, column in columns.items():
@@ -132,7 +132,7 @@ class Targets:
         else:
             targets = values[0] if values else [NO_LABEL] * len(positions)
         if self._torchvision:
-            indices = plan.choices.indices[np.asarray(positions, np.int64)].tolist()
+            indices = plan.indices[np.asarray(positions, np.int64)].tolist()
             targets = list(map(self._as_torchvision, targets, indices))
         elif self.transform is None:
             return targets, partial(self._collated, columns, len(positions))
@@ -141,7 +141,7 @@ class Targets:
     def _with_collation(self, targets: list[Any]) -> tuple[list[Any], Callable[[], Any]]:
         return targets, partial(list if self._torchvision else collate_targets, targets)
 
-    def _columns(self, plan: BatchPlan, positions: Sequence[int]) -> dict[str, Any]:
+    def _columns(self, plan: Plan, positions: Sequence[int]) -> dict[str, Any]:
         columns = {name: self._values(name, plan, positions) for name in self._names}
         if BOXES in columns:
             self._move_boxes(columns, plan, positions)
@@ -152,8 +152,8 @@ class Targets:
             return {name: collate_column(column) for name, column in columns.items()}
         return collate_column(columns[self._names[0]] if columns else np.full(count, NO_LABEL, np.int64))
 
-    def _values(self, name: str, plan: BatchPlan, positions: Sequence[int]) -> Any:
-        indices = plan.choices.indices
+    def _values(self, name: str, plan: Plan, positions: Sequence[int]) -> Any:
+        indices = plan.indices
         if len(positions) != len(indices):
             indices = indices[np.asarray(positions, dtype=np.int64)]
         # An index array makes numpy copy: targets are the user's own, writable, and no view of the file.
@@ -174,12 +174,11 @@ class Targets:
         target = {BOXES: torch.from_numpy(boxes), LABELS: torch.from_numpy(labels), "image_id": torch.tensor(index)}
         return {**others, **target}
 
-    def _move_boxes(self, values: dict[str, Any], plan: BatchPlan, positions: Sequence[int]) -> None:
+    def _move_boxes(self, values: dict[str, Any], plan: Plan, positions: Sequence[int]) -> None:
         """Carry boxes through turn, crop and flip, and drop with a vanished box what other ragged columns say of it."""
-        choices = plan.choices
         if self._turning:
             self._turn_boxes(values, plan, positions)
-        if choices.boxes is None and choices.flips is None and not self._torchvision:
+        if plan.boxes is None and plan.flips is None and not self._torchvision:
             return
         count = len(values[BOXES][0]) if positions and isinstance(values[BOXES], np.ndarray) else None
         for name, value in values.items():  # what has one length in the pack has none any more
@@ -188,25 +187,24 @@ class Targets:
                 values[name] = list(value)
         ragged = [name for name, value in values.items() if isinstance(value, list)]
         for place, position in enumerate(positions):
-            whole = (0, 0, choices.widths[position], choices.heights[position])
-            crop = whole if choices.boxes is None else choices.boxes[position]
-            flip = 0 if choices.flips is None else choices.flips[position]
+            whole = (0, 0, plan.widths[position], plan.heights[position])
+            crop = whole if plan.boxes is None else plan.boxes[position]
+            flip = 0 if plan.flips is None else plan.flips[position]
             moved, keep = crop_boxes(values[BOXES][place], crop, plan.size(position), flip)
             values[BOXES][place] = moved[keep]
             for name in ragged:
                 if name != BOXES:
                     values[name][place] = _left(values[name][place], keep)
 
-    def _turn_boxes(self, values: dict[str, Any], plan: BatchPlan, positions: Sequence[int]) -> None:
+    def _turn_boxes(self, values: dict[str, Any], plan: Plan, positions: Sequence[int]) -> None:
         """Carry boxes from the image that they were drawn on to the one that is shown."""
-        choices = plan.choices
         tags = self._values("orientation", plan, positions)
         if isinstance(values[BOXES], np.ndarray):  # as crops make of them, whatever they were
             values[BOXES] = values[BOXES].astype(np.float32)
         for place, position in enumerate(positions):
             tag = int(tags[place])
             tag = BACK.get(tag, tag) if self._turning == "back" else tag
-            size = int(choices.heights[position]), int(choices.widths[position])
+            size = int(plan.heights[position]), int(plan.widths[position])
             values[BOXES][place] = turn_boxes(values[BOXES][place], tag, size)
 
 

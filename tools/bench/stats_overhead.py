@@ -28,9 +28,8 @@ import packfmt
 from packfmt.images.sniff import sniff
 from packfmt.record import IMAGE_COLUMNS
 from packfmt.storage.readplan import ReadPlan
-from packfmt.training import batch, chunk, stats
-from packfmt.training.batch import BatchJob, Timing
-from packfmt.training.chunk import ChunkRecords
+from packfmt.training import batch, stats
+from packfmt.training.batch import BatchJob, ChunkRecords, Timing
 from packfmt.training.stats import StatsRecorder
 from tools.bench.photos import jpegs
 from tools.bench.timing import in_turn, machine, ratio, report, verdict
@@ -63,7 +62,6 @@ def nothing_recorded() -> Iterator[None]:
     with (
         mock.patch.multiple(StatsRecorder, add=ignore, add_batch=ignore, leave=ignore, come_back=ignore),
         mock.patch.object(batch, "time", still),
-        mock.patch.object(chunk, "time", still),
     ):
         yield
 
