@@ -128,7 +128,7 @@ def describe_source(
         facts = {"source": name_of(src), **source.describe()}
         facts["columns"] = {column.name: _type_of(column) for column in source.columns}
         through = facts["records"] is None or source.random_access
-        seen = _look(source, through, progress)
+        seen = _scan(source, through, progress)
         if through:
             facts["records"] = seen.images
         return {
@@ -141,7 +141,7 @@ def describe_source(
 
 
 class _Seen:
-    """What a look at the entries told."""
+    """What going through the entries showed."""
 
     def __init__(self) -> None:
         self.images = 0
@@ -150,8 +150,8 @@ class _Seen:
         self.skipped: Counter[str] = Counter()
 
 
-def _look(source: Source, through: bool, progress: Progress | None) -> _Seen:
-    """Go through the entries, or to the first image only. What may prove to be no image is loaded, little else."""
+def _scan(source: Source, through: bool, progress: Progress | None) -> _Seen:
+    """Go through the entries, or to the first image only. What may prove not to be an image is loaded, little else."""
     seen = _Seen()
     unsure = source.kind in ("folder", "zip")
     total = source.count() if progress is not None else None

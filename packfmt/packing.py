@@ -262,14 +262,14 @@ def _prepare_all(
 
 def _chunks(source: Source, entries: Iterator[Any]) -> Iterator[list[Any]]:
     chunk: list[Any] = []
-    held = 0
+    waiting = 0
     for entry in entries:
         size = source.size(entry)
-        if chunk and (len(chunk) == CHUNK_ENTRIES or held + size > CHUNK_BYTES):
+        if chunk and (len(chunk) == CHUNK_ENTRIES or waiting + size > CHUNK_BYTES):
             yield chunk
-            chunk, held = [], 0
+            chunk, waiting = [], 0
         chunk.append(entry)
-        held += size
+        waiting += size
     if chunk:
         yield chunk
 

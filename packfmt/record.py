@@ -134,7 +134,7 @@ class Record:
         columns: column name to value: numbers, numpy arrays, str or bytes.
 
     Raises:
-        TypeError: the data are no flat bytes, see ``as_bytes_like``.
+        TypeError: the data are not flat bytes, see ``as_bytes_like``.
     """
 
     data: bytes | memoryview

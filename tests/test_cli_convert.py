@@ -481,7 +481,7 @@ def test_no_key_leads_out_of_the_target(make: Any, target: str, run: Run, tmp_pa
     (tmp_path / "deep" / "er").mkdir(parents=True)
     code, _, err = run(make(tmp_path / "in"), target)
     assert (code, err.count("\n")) == (1, 1)
-    assert f"the key '{CLIMBING}' is no file name inside a folder" in err
+    assert f"the key '{CLIMBING}' is not a file name inside a folder" in err
     assert {path.name for path in tmp_path.iterdir()} == {"in", "deep"}
     assert list((tmp_path / "deep" / "er").iterdir()) == []
 

@@ -653,7 +653,7 @@ def test_names_that_are_no_text_pass_where_they_can(tmp_path: Path) -> None:
     for source, target in itertools.pairwise(steps):
         convert(tmp_path / source, tmp_path / target)
     assert (tmp_path / "1.bin").read_bytes() == (tmp_path / "5.bin").read_bytes()
-    with pytest.raises(ConvertError, match=r"key of 'a/\\udcff\\udcfe.jpg' is no valid UTF-8, which Parquet demands"):
+    with pytest.raises(ConvertError, match=r"key of 'a/\\udcff\\udcfe.jpg' is not valid UTF-8, which Parquet demands"):
         convert(tmp_path / "1.bin", tmp_path / "6.parquet")
     assert not list(tmp_path.glob("*parquet*"))
 

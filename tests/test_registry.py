@@ -126,7 +126,7 @@ def test_what_stands_in_the_place_of_data_is_named(suffix: str, data: bytes, wha
     [
         ("x.csv", "path,label\n1.jpg,a,b\n", "line 2: 3 cells where the table has 2 columns"),
         ("x.tsv", "path\tpath\n1.jpg\ta\n", "line 1: two columns of one name"),
-        ("x.jsonl", '{"path": "1.jpg"}\n{"path": \n', "line 2: no JSON "),
+        ("x.jsonl", '{"path": "1.jpg"}\n{"path": \n', "line 2: not JSON "),
     ],
 )
 def test_a_damaged_table_says_which_line(name: str, text: str, message: str, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ UNSAFE = ["../x.jpg", "/etc/x.jpg", "a/../../x.jpg", "a//x.jpg", "./x.jpg", ".."
 @pytest.mark.parametrize("target", ["out.tar", "out"])
 def test_a_key_that_leads_elsewhere_is_refused(target: str, key: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    with pytest.raises(ConvertError, match="is no file name inside a folder"):
+    with pytest.raises(ConvertError, match="is not a file name inside a folder"):
         write(WRITERS[target], tmp_path / "in" / target, ("fine.jpg", {}), (key, {}))
     assert list(tmp_path.rglob("*")) == [tmp_path / "in"]
 
@@ -474,7 +474,7 @@ def test_a_column_called_image_is_refused(tmp_path: Path) -> None:
 
 def test_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
     column = Column("caption", "|u1", (None,), "text")
-    with pytest.raises(ConvertError, match=r"caption of 'a\.jpg' is no valid UTF-8"):
+    with pytest.raises(ConvertError, match=r"caption of 'a\.jpg' is not valid UTF-8"):
         write(ParquetWriter, tmp_path / "out.parquet", ("a.jpg", {"caption": "\udcff"}), columns=[column])
     assert list(tmp_path.iterdir()) == []
 

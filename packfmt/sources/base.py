@@ -153,11 +153,11 @@ class Source(ABC):
 
 
 class Target(Writer):
-    """A writer of a format that is no pack. Columns must be declared, and there is no content id.
+    """A writer of a format that is not a pack. Columns must be declared, and there is no content id.
 
     Args:
         path: what is written.
-        columns: of the records; those that every pack has are told by the images and left out.
+        columns: of the records; those that every pack has come from the images and are left out.
     """
 
     def __init__(self, path: str, columns: Sequence[Column]) -> None:

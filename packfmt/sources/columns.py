@@ -84,9 +84,9 @@ class PackSchema:
             if len(set(names)) != len(names) or OWN_COLUMNS & set(names):
                 raise ValueError(f"columns named {names!r:.200}")
             if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-                raise ValueError("classes that are no list of names")
+                raise ValueError("classes that are not a list of names")
             if not isinstance(metadata, dict):
-                raise ValueError("metadata that are no object")
+                raise ValueError("metadata that are not an object")
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise SourceError(
                 f"{where}: what packfmt noted there about columns and classes is damaged "

@@ -46,7 +46,7 @@ class FolderSource(Source):
         classes: number the class folders by this list, that of another pack; a folder not in it is an error.
 
     Raises:
-        NotADirectoryError, FileNotFoundError: ``root`` is no folder.
+        NotADirectoryError, FileNotFoundError: ``root`` is not a folder.
         SourceError: a class folder is not in ``classes``.
     """
 
@@ -254,7 +254,9 @@ class FolderWriter(Target):
     def _append(self, data: bytes | memoryview, key: str, columns: dict[str, Any]) -> None:
         values = self._own(key, columns)
         if not is_safe_key(key):
-            raise ConvertError(f"{self.path}: the key {key!r} is no file name inside a folder; packfmt cat writes it")
+            raise ConvertError(
+                f"{self.path}: the key {key!r} is not a file name inside a folder; packfmt cat writes it"
+            )
         self._tree.write(key, data)
         if "label" in values and not self._tells(key, values["label"]):
             self._misplaced += 1

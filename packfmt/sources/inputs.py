@@ -44,7 +44,7 @@ MAX_SHARDS = 1_000_000
 MAX_FOLDERS = 1_000_000
 _LOOKED_AT = 1000  # entries of a folder
 
-_ODD_NAME = re.compile(r"__MACOSX|Thumbs\.db|desktop\.ini")  # wherever it stands: a quick look before a long one
+_ODD_NAME = re.compile(r"__MACOSX|Thumbs\.db|desktop\.ini")  # wherever it stands: a quick check before the full one
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".gif", ".webp", ".bmp", ".dib", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif", ".heic"),
@@ -340,7 +340,7 @@ class FolderClasses:
         return [part for part in path.split("/") if part not in ("", ".")]
 
     def label(self, key: str) -> int | None:
-        """The class id of the image ``key``, or None where its folder is no class."""
+        """The class id of the image ``key``, or None where its folder is not a class."""
         parts = self._parts(key)[:-1]
         return self._ids.get(parts[self.level]) if len(parts) > self.level else None
 
@@ -395,7 +395,7 @@ def read_inside(root: str | os.PathLike[str], relative: str, limit: int) -> byte
     """The bytes of the regular file ``relative`` inside ``root``, at most ``limit`` of them. Thread-safe.
 
     Raises:
-        SourceError: the path leaves ``root``, is no regular file (a pipe would block for ever), or is larger than
+        SourceError: the path leaves ``root``, is not a regular file (a pipe would block for ever), or is larger than
         ``limit``. OSError: the file is missing or unreadable.
     """
     path = resolve_inside(root, relative)
@@ -404,7 +404,7 @@ def read_inside(root: str | os.PathLike[str], relative: str, limit: int) -> byte
     with open(os.open(path, flags), "rb") as file:
         facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode):
-            raise SourceError(f"{path} is no regular file; only regular files are read")
+            raise SourceError(f"{path} is not a regular file; only regular files are read")
         if facts.st_size > limit:
             raise SourceError(f"{path} has {facts.st_size} bytes; at most {limit} are read")
         data = file.read(limit + 1)

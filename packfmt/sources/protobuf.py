@@ -1,7 +1,8 @@
 """Reads the wire format of protocol buffers (protobuf.dev/programming-guides/encoding), with every length checked.
 
-No schema and no recursion: ``fields`` gives the numbered pieces of one message, and the caller descends where it
-knows that a piece is a message.
+By hand, because Google's package wants a compiled schema for each message and copies every bytes field, images among
+them; here they stay views, and a child that reads LMDB starts without it. No schema and no recursion: ``fields`` gives
+the numbered pieces of one message, and the caller descends where it knows that a piece is a message.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _MAX_FIELD = (1 << 29) - 1
 
 
 class WireError(ValueError):
-    """Bytes that are no protocol buffer message."""
+    """Bytes that are not a protocol buffer message."""
 
 
 def fields(message: bytes | memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
@@ -74,7 +75,7 @@ def floats(packed: bytes | memoryview) -> npt.NDArray[np.float32]:
     """The float values of a packed field, as a view of it.
 
     Raises:
-        WireError: the length is no multiple of four.
+        WireError: the length is not a multiple of four.
     """
     if len(packed) % 4:
         raise WireError(f"packed floats of {len(packed)} bytes")

@@ -40,7 +40,7 @@ class Kind:
         return found
 
     def fits(self, probe: Probe) -> bool:
-        """Whether a path is of this kind, told by its content.
+        """Whether a path is of this kind, by its content.
 
         Raises:
             SourceError: it is, or may be, and something must be said about it.
@@ -58,7 +58,7 @@ class Kind:
         return {parameter.name: parameter for parameter in parameters[1:]}
 
 
-# In the order in which they are tried: what is told by its first bytes, then what is told by its contents.
+# In the order in which they are tried: kinds with a signature first, then those that only their contents show.
 KINDS = {
     kind.name: kind
     for kind in (
@@ -89,7 +89,7 @@ KINDS = {
 
 
 def recognise(path: Inputs) -> str:
-    """The kind of a source, told by its content.
+    """The kind of a source, by its content.
 
     Raises:
         FileNotFoundError: there is nothing at the path.
@@ -103,7 +103,7 @@ def recognise(path: Inputs) -> str:
             if kind.fits(probe):
                 return kind.name
         except SourceError as error:
-            fault = error  # only raised below: an empty file or a web page is no damaged table
+            fault = error  # only raised below: an empty file or a web page is not a damaged table
     if probe.is_folder and fault is None:
         return "folder"
     for one in [path] if isinstance(path, (str, os.PathLike)) else path:

@@ -63,7 +63,7 @@ class _Around(Source):
 
     @abstractmethod
     def _change(self, key: str, columns: dict[str, Any]) -> dict[str, Any]:
-        """The columns of one record as they are to be. Raises DecodeError where that cannot be told."""
+        """The columns of one record as they are to be. Raises DecodeError where they are not known."""
 
 
 class JoinedSource(_Around):

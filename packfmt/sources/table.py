@@ -147,9 +147,9 @@ class Table:
         try:
             row = parse_json(line, RECORD)
         except (ValueError, RecursionError) as error:
-            raise self._error(number, f"no JSON ({error})") from error
+            raise self._error(number, f"not JSON ({error})") from error
         if not isinstance(row, dict):
-            raise self._error(number, "no JSON object")
+            raise self._error(number, "not a JSON object")
         return {name: _cell(value) for name, value in row.items()}
 
     def _error(self, line: int, what: str) -> SourceError:
@@ -342,7 +342,7 @@ class TableSource(Source):
         if self._label is not None:
             kind = types[self._label]
             if kind.used and kind.number and not kind.integer:
-                self.notes.append(f"column {self._label!r} holds fractions; it is kept as it is and is no label")
+                self.notes.append(f"column {self._label!r} holds fractions; it is kept as it is and is not a label")
                 self._label = None
             elif not (kind.used and kind.integer):
                 if len(classes) > _MAX_CLASSES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from packfmt.images.sniff import FORMATS, magic
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 
+@dataclass(slots=True, eq=False)
 class Array:
     """A numpy array as it stands in the bytes: nothing is checked against ``data`` yet.
 
@@ -34,15 +36,12 @@ class Array:
         data: the elements' bytes.
     """
 
-    __slots__ = ("data", "dtype", "shape")
-
-    # By hand, as below: importing ``dataclasses`` takes a fifth of the time in which a child starts.
-    def __init__(self, dtype: str, shape: tuple[int, ...], data: bytes) -> None:
-        self.dtype = dtype
-        self.shape = shape
-        self.data = data
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
 
 
+@dataclass(slots=True, eq=False)
 class Opaque:
     """A value that only running code could make.
 
@@ -52,12 +51,9 @@ class Opaque:
         state: what would be set on it, or None.
     """
 
-    __slots__ = ("arguments", "name", "state")
-
-    def __init__(self, name: str, arguments: Any = None, state: Any = None) -> None:
-        self.name = name
-        self.arguments = arguments
-        self.state = state
+    name: str
+    arguments: Any = None
+    state: Any = None
 
 
 _DTYPE = re.compile(r"[<>|=]?[biuf][1248]")
@@ -102,7 +98,7 @@ def image_kind(data: bytes | memoryview) -> str | None:
 
 
 def what_is(data: bytes | memoryview) -> str:
-    """What bytes that are no image look like, for a message."""
+    """What bytes that are not an image look like, for a message."""
     head = bytes(data[:512])
     if not head:
         return "empty"
@@ -256,9 +252,9 @@ def _image(part: Any, text_encoding: str) -> bytes | None:
 def _no_image(parts: list[Any]) -> str:
     for part in parts:
         if isinstance(part, Array):
-            return f"an array of shape {part.shape} and type {part.dtype}, no encoded image"
+            return f"an array of shape {part.shape} and type {part.dtype}, not an encoded image"
         if isinstance(part, bytes) and part:
-            return f"no image: {what_is(part)}"
+            return f"not an image: {what_is(part)}"
     return "no encoded image"
 
 

@@ -34,7 +34,7 @@ class ZipSource(Source):
     """Images in a zip archive.
 
     Names are keys only: none is opened or created as a path. Class folders (``cat/1.jpg``, and ``cat\\1.jpg`` where no
-    name holds a slash) give ``label``. Hidden members, ``__MACOSX`` and files that are no images are passed over and
+    name holds a slash) give ``label``. Hidden members, ``__MACOSX`` and files that are not images are passed over and
     counted. A member that is encrypted, fails its CRC-32, or unpacks to more than 256 MiB or more than 200 times its
     packed size is a bad entry.
 
@@ -46,7 +46,7 @@ class ZipSource(Source):
 
     Raises:
         FileNotFoundError: there is no such file.
-        SourceError: it is no zip archive, is cut short, or holds two members of one name.
+        SourceError: it is not a zip archive, is cut short, or holds two members of one name.
     """
 
     kind = "zip"
@@ -59,7 +59,7 @@ class ZipSource(Source):
             self._archive = zipfile.ZipFile(self._path)
         except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
             raise SourceError(
-                f"{self._path} is no whole zip archive ({error}); its directory stands at the end, so a cut file "
+                f"{self._path} is not a whole zip archive ({error}); its directory stands at the end, so a cut file "
                 "has none"
             ) from error
         self._backslashes = self._parted_by_backslashes()

@@ -69,7 +69,7 @@ class Spool:
 
 
 class ColumnSpool:
-    """One column being written whose values are no single numbers.
+    """One column being written whose values are not single numbers.
 
     ``encode`` turns a value into bytes without storing anything; ``append`` stores them.
 

@@ -230,7 +230,7 @@ def test_a_web_of_groups_does_not_multiply(tmp_path: Path) -> None:
 def test_files_that_are_no_hdf5_are_told(tmp_path: Path, content: bytes, told: str) -> None:
     path = tmp_path / "x.h5"
     path.write_bytes(content)
-    with pytest.raises(SourceError, match=f"{re.escape(str(path))}: no HDF5 file but.*{told}"):
+    with pytest.raises(SourceError, match=f"{re.escape(str(path))}: not an HDF5 file but.*{told}"):
         HDF5Source(path)
     assert recognise(path) == ("hdf5" if content else None)
 
@@ -369,7 +369,7 @@ class CountingData:
 @pytest.mark.parametrize("rows", [1, 7, 300, 5000])
 def test_each_chunk_is_read_once_and_in_order(tmp_path: Path, axes: str, rows: int) -> None:
     from packfmt.sources.hdf5.file import open_file
-    from packfmt.sources.hdf5.layouts import look
+    from packfmt.sources.hdf5.layouts import find_images
     from packfmt.sources.hdf5.reading import StackReader
 
     order = ["NHWC".index(letter) for letter in axes]
@@ -379,7 +379,7 @@ def test_each_chunk_is_read_once_and_in_order(tmp_path: Path, axes: str, rows: i
         file.create_dataset("images", data=array, chunks=chunks, compression="gzip", compression_opts=1)
     options = {"images": None, "labels": None, "layout": axes, "value_range": None, "channels": None}
     with open_file(str(tmp_path / "x.h5"), True) as root:
-        found = look(root, options)
+        found = find_images(root, options)
         counting = CountingData(found.stacks[0].data)
         found.stacks[0].data = counting  # type: ignore[assignment]
         assert sum(1 for _ in StackReader(found, None, options).items()) == 2000

@@ -132,7 +132,7 @@ def test_labels_of_another_encoding_keep_their_bytes(tmp_path: Path) -> None:
     with LMDBSource(write_lmdb(tmp_path / "db", entries)) as source:
         label = rows(source)[0][2]["label"]
         assert label.encode("utf-8", "surrogateescape") == "größe".encode("latin-1")
-        assert "no UTF-8" in source.notes[0]
+        assert "not UTF-8" in source.notes[0]
 
 
 def test_many_environments_below_a_folder_are_one_set(tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def test_a_pickle_in_a_count_is_only_no_number(tmp_path: Path, name: str) -> Non
     entries = [(first, encoded(1)), (name.encode(), pickle.dumps(Bomb(canary)))]
     with LMDBSource(write_lmdb(tmp_path / "db", entries)) as source:
         list(source)
-        assert "is no number" in source.notes[-1]
+        assert "is not a number" in source.notes[-1]
     assert not canary.exists()
 
 
@@ -430,8 +430,8 @@ def test_memory_beyond_the_limit_is_an_error(numbered: Path, monkeypatch: pytest
         (b"NOPE" + bytes(12), "no frame"),
         (HEADER.pack(b"PKF1", 2, 1 << 62) + b"{}", "no frame"),
         (HEADER.pack(b"PKF1", 1 << 31, 0), "no frame"),
-        (HEADER.pack(b"PKF1", 4, 0) + b"nope", "no JSON"),
-        (HEADER.pack(b"PKF1", 100_000, 0) + b"[" * 100_000, "no JSON"),
+        (HEADER.pack(b"PKF1", 4, 0) + b"nope", "not JSON"),
+        (HEADER.pack(b"PKF1", 100_000, 0) + b"[" * 100_000, "not JSON"),
         (HEADER.pack(b"PKF1", 2, 0) + b"[]", "not an object"),
         (HEADER.pack(b"PKF1", 2, 9) + b"{}" + b"short", "inside a frame"),
     ],

@@ -46,7 +46,7 @@ def as_boxes(rows: list[tuple[float, float, float, float]]) -> F64:
     """The rows as an (n, 4) array.
 
     Raises:
-        ValueError: a side is no finite number, or is none as float32, which is what is stored.
+        ValueError: a side is not a finite number as float32, which is what is stored.
     """
     boxes = np.array(rows, np.float64).reshape(-1, 4)
     with np.errstate(over="ignore"):

@@ -1,4 +1,8 @@
-"""Detection sets in COCO's JSON (cocodataset.org/#format-data)."""
+"""Detection sets in COCO's JSON (cocodataset.org/#format-data).
+
+By hand, because pycocotools takes what the file says as it is; here each entry is checked, and a bad one costs one
+image.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +62,7 @@ class CocoSource(BoxSource):
 
     Raises:
         FileNotFoundError: there is no such file or folder.
-        SourceError: it is no COCO file, or lists an image id or file name twice.
+        SourceError: it is not a COCO file, or lists an image id or file name twice.
     """
 
     kind = "coco"
@@ -114,11 +118,11 @@ class CocoSource(BoxSource):
             with open(self._path, encoding="utf-8-sig") as file:
                 content = json.load(file)
         except (ValueError, RecursionError) as error:
-            raise SourceError(f"{self._path} is no JSON ({error})") from error
+            raise SourceError(f"{self._path} is not JSON ({error})") from error
         for name in ("images", "annotations", "categories"):
             items = content.get(name) if isinstance(content, dict) else None
             if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-                raise SourceError(f"{self._path} is no COCO file: it has no list of objects {name!r}")
+                raise SourceError(f"{self._path} is not a COCO file: it has no list of objects {name!r}")
         for image in content["images"]:
             if not isinstance(image.get("file_name"), str) or not isinstance(image.get("id"), (int, str)):
                 raise SourceError(f"{self._path}: an image has no file_name or id: {str(image)[:200]}")

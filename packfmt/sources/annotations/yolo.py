@@ -1,4 +1,7 @@
-"""Detection sets in YOLO's text files: one line "class cx cy width height" a box, in fractions of the image."""
+"""Detection sets in YOLO's text files: one line "class cx cy width height" a box, in fractions of the image.
+
+By hand, because the format's own reader is part of ultralytics' training code, which brings torch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Where the images are in an HDF5 file: stacks in one dataset, or one dataset each; and what lies beside them."""
+"""Where the images are in an HDF5 file: stacks in one dataset, or one dataset each; and what lies beside them.
+
+h5py reads the arrays. Which of them are images, with which axes and labels, no standard says and no library knows.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ from packfmt.sources.values import ValueFault, image_kind
 
 __all__ = [
     "NEXT",
-    "Found",
+    "Contents",
     "SideColumn",
     "Stack",
     "check_layout",
     "column_values",
     "find_columns",
+    "find_images",
     "image_axes",
-    "look",
     "parse_range",
     "sizes_of",
     "to_pixels",
@@ -137,8 +140,8 @@ class Stack:
 
 
 @dataclass(slots=True)
-class Found:
-    """What a look over a file told.
+class Contents:
+    """Where the images of a file are, and what else is in it.
 
     Args:
         kind: "stack", "robot", "files", "samples" (groups with one ``img`` each).
@@ -157,11 +160,11 @@ class Found:
     rest: list[str] = field(default_factory=list)
 
 
-def look(root: Group, options: dict[str, Any]) -> Found:
+def find_images(root: Group, options: dict[str, Any]) -> Contents:
     """Find the images of a file.
 
     Raises:
-        SourceError: none, several sets of them with no way to tell which is meant, or axes that need to be told.
+        SourceError: none, several sets of them with no way to tell which is meant, or axes that nothing shows.
     """
     if options["images"]:
         return _named(root, options)
@@ -189,22 +192,22 @@ def look(root: Group, options: dict[str, Any]) -> Found:
         return robot
     if not stacks:
         raise unsure[0] if unsure else _nothing(root, others)
-    return Found("stack", "array of images", root, [_the_one(stacks)], notes=_left_out(stacks), rest=rest)
+    return Contents("stack", "array of images", root, [_the_one(stacks)], notes=_left_out(stacks), rest=rest)
 
 
-def _named(root: Group, options: dict[str, Any]) -> Found:
+def _named(root: Group, options: dict[str, Any]) -> Contents:
     place = root.find(options["images"])
     if place is None:
         raise SourceError(f"nothing at /{options['images'].strip('/')}, which images= names")
     if isinstance(place, Group):
         found = _per_image(place, options)
-        return found if found is not None else look(place, {**options, "images": None})
+        return found if found is not None else find_images(place, {**options, "images": None})
     parent = place.path.rpartition("/")[0]
     group = root.find(parent) if parent else root
     stack = _stack(group, place, {**options, "named": True}) if isinstance(group, Group) else None
     if stack is None:
         raise SourceError(f"/{place.path} (shape {place.shape}, {place.dtype}) holds neither pixels nor image files")
-    return Found("stack", "array of images", root, [stack])
+    return Contents("stack", "array of images", root, [stack])
 
 
 def _datasets(root: Group) -> Iterator[tuple[Group, Data]]:
@@ -266,10 +269,10 @@ def _holds_files(data: Data) -> bool:
 
 def _axes(data: Data, options: dict[str, Any]) -> str | None:
     """The layout of an array of pixels; None where it does not look like images."""
-    told = options["layout"]
+    given = options["layout"]
     name = data.path.rpartition("/")[2].lower()
-    if told and len(told) == len(data.shape) and "N" in told:
-        return str(told) if "C" not in told or data.shape[told.index("C")] in (1, 3, 4) else None
+    if given and len(given) == len(data.shape) and "N" in given:
+        return str(given) if "C" not in given or data.shape[given.index("C")] in CHANNELS else None
     axes = infer_axes(data.shape)
     called = name in _IMAGE_NAMES or options.get("named")
     maybe = axes or (called and len(data.shape) in (3, 4))
@@ -288,13 +291,13 @@ def _axes(data: Data, options: dict[str, Any]) -> str | None:
 
 def image_axes(data: Data, layout: str | None) -> str | None:
     """The layout of a dataset that is one image of pixels, or None."""
-    told = (layout or "").replace("N", "")
-    if told and len(told) == len(data.shape):
-        return told
+    given = (layout or "").replace("N", "")
+    if given and len(given) == len(data.shape):
+        return given
     return infer_image_axes(data.shape) if data.dtype.kind in "buif" else None
 
 
-def _per_image(root: Group, options: dict[str, Any]) -> Found | None:
+def _per_image(root: Group, options: dict[str, Any]) -> Contents | None:
     """One dataset per image, as the first members down the first groups tell."""
     group, depth = root, 0
     while depth < 4:
@@ -306,10 +309,10 @@ def _per_image(root: Group, options: dict[str, Any]) -> Found | None:
         data = [member for member in members if isinstance(member, Data)]
         groups = [member for member in members if isinstance(member, Group)]
         if any(member.path.rpartition("/")[2] == "img" and _is_one(member, options) for member in data):
-            return Found("samples", "groups with one image each", root=root)
+            return Contents("samples", "groups with one image each", root=root)
         ones = [_is_one(member, options) for member in data]
         if data and all(ones):
-            return Found("files", "one dataset per image", root=root)
+            return Contents("files", "one dataset per image", root=root)
         if data or not groups:
             return None
         group, depth = groups[0], depth + 1
@@ -332,7 +335,7 @@ def first_bytes_of_one(data: Data) -> memoryview:
     return memoryview(np.ascontiguousarray(data.read((slice(0, 64),))).tobytes())
 
 
-def _robot(root: Group, stacks: list[Stack]) -> Found | None:
+def _robot(root: Group, stacks: list[Stack]) -> Contents | None:
     aloha = [stack for stack in stacks if _ALOHA.fullmatch(stack.data.path)]
     demos = [stack for stack in stacks if _ROBOMIMIC.fullmatch(stack.data.path)]
     chosen, name = (aloha, "ALOHA episode") if aloha else (demos, "robomimic demonstrations")
@@ -344,7 +347,7 @@ def _robot(root: Group, stacks: list[Stack]) -> Found | None:
     notes = [f"{again} datasets under next_obs repeat the frames and were not read"] if again else []
     if len(left) > again:
         notes.append(f"{len(left) - again} further arrays of images were not read")
-    return Found("robot", name, root, chosen, notes)
+    return Contents("robot", name, root, chosen, notes)
 
 
 def _the_one(stacks: list[Stack]) -> Stack:
@@ -366,8 +369,8 @@ def _left_out(stacks: list[Stack]) -> list[str]:
 def _nothing(root: Group, others: list[Data]) -> SourceError:
     if not others:
         return SourceError("holds no datasets at all")
-    told = ", ".join(f"/{data.path} {data.shape} {data.dtype}" for data in others[:6])
-    return SourceError(f"no dataset looks like images; there is {told}. Name one with images=, its axes with layout=")
+    listed = ", ".join(f"/{data.path} {data.shape} {data.dtype}" for data in others[:6])
+    return SourceError(f"no dataset looks like images; there is {listed}. Name one with images=, its axes with layout=")
 
 
 _LABEL_NAMES = ("label", "labels", "y", "ans", "target", "targets", "class", "classes", "class_id", "class_ids")
@@ -498,7 +501,7 @@ def _label_spec(data: Data, stack: Stack, notes: list[str]) -> Column:
     if spec is None:
         raise SourceError(f"/{data.path} (shape {data.shape}, {data.dtype}) is of a kind that no column holds")
     if data.dtype.kind == "f":
-        notes.append(f"/{data.path} is {data.dtype}, no class ids: kept as a column of floats")
+        notes.append(f"/{data.path} is {data.dtype}, not class ids: kept as a column of floats")
     elif spec.shape and spec.kind == "array":
         notes.append(f"/{data.path} has {spec.shape[0]} numbers per image: kept as a vector")
     return spec

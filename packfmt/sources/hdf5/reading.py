@@ -21,13 +21,13 @@ from packfmt.record import LABEL, Column, text_column
 from packfmt.sources.hdf5.file import Data, Group, Visited, open_file
 from packfmt.sources.hdf5.layouts import (
     NEXT,
-    Found,
+    Contents,
     SideColumn,
     Stack,
     column_values,
     find_columns,
+    find_images,
     image_axes,
-    look,
     parse_range,
     sizes_of,
     to_pixels,
@@ -137,7 +137,7 @@ class StackReader:
         episodes: how many there were.
     """
 
-    def __init__(self, found: Found, paired: Group | None, options: dict[str, Any]) -> None:
+    def __init__(self, found: Contents, paired: Group | None, options: dict[str, Any]) -> None:
         self.notes = list(found.notes)
         self.skipped: Counter[str] = Counter()
         self.first_episode = 0
@@ -181,8 +181,8 @@ class StackReader:
                     columns = tuple(value[place] for value in values)
                     if self._robot:
                         columns = (episode, start + place, camera)
-                    told = tuple(None if numbers is None else numbers[place] for numbers in size_rows)
-                    yield self._item(stack, start + place, row, columns, told)
+                    stated = tuple(None if numbers is None else numbers[place] for numbers in size_rows)
+                    yield self._item(stack, start + place, row, columns, stated)
         self.episodes = len(groups)
 
     def _read(self, stack: Stack) -> Iterator[tuple[int, Any]]:
@@ -198,9 +198,9 @@ class StackReader:
             rows = data.read(tuple(slice(start, stop) if a == axis else slice(None) for a in range(len(data.shape))))
             yield start, np.moveaxis(rows, axis, 0) if stack.axes else _buffers(rows, data)
 
-    def _item(self, stack: Stack, position: int, row: Any, columns: tuple[Any, ...], told: tuple[Any, ...]) -> Item:
+    def _item(self, stack: Stack, position: int, row: Any, columns: tuple[Any, ...], stated: tuple[Any, ...]) -> Item:
         key = f"{stack.data.path}/{position:06d}"
-        length, height, width = told
+        length, height, width = stated
         try:
             if not stack.axes:
                 return Item(key, self._encoded(stack.data, row, length), columns)
@@ -227,13 +227,13 @@ class StackReader:
         data, axes = self._found.stacks[0].data, self._found.stacks[0].axes
         colour = axes and "C" in axes and data.shape[axes.index("C")] >= 3
         if colour and self._options["channels"] is None:
-            told = "BGR, as in Visual Genome's files" if self._bgr else "RGB; where they are BGR, pass channels='bgr'"
-            self.notes.append(f"the file does not name its channels: they were taken as {told}")
+            taken = "BGR, as in Visual Genome's files" if self._bgr else "RGB; where they are BGR, pass channels='bgr'"
+            self.notes.append(f"the file does not name its channels: they were taken as {taken}")
         if self._options["value_range"] is not None:
             self.notes.append("values were scaled to 0..255 and rounded")
 
     def _lost(self) -> list[str]:
-        """Datasets that are not read. All episodes have the same ones, told by their names."""
+        """Datasets that are not read. All episodes have the same ones, by their names."""
         if self._robot:
             return sorted({path.rpartition("/")[2] for path in self._found.rest if not NEXT.fullmatch(path)})
         sizes = [data.path for data in self._sizes[0] if data is not None]
@@ -249,7 +249,7 @@ class StackReader:
 def check_values(data: Data, axes: str, value_range: Any) -> None:
     if axes and data.dtype != np.uint8 and value_range is None:
         raise SourceError(
-            f"/{data.path} holds {data.dtype}, no 8-bit pixels: say what black and white are, as value_range='0,1' or "
+            f"/{data.path} holds {data.dtype}, not 8-bit pixels: say what black and white are, as value_range='0,1' or "
             "'0,255'. Values normalised by a mean cannot be turned back; use the images they came from"
         )
 
@@ -274,7 +274,7 @@ _TEXTS = {"txt": "caption", "class": "class", "name": "name"}
 class SingleReader:
     """Every dataset is an image; the groups are the classes, where there are several."""
 
-    def __init__(self, found: Found, options: dict[str, Any]) -> None:
+    def __init__(self, found: Contents, options: dict[str, Any]) -> None:
         self.notes = list(found.notes)
         self.skipped: Counter[str] = Counter()
         self.first_episode = self.episodes = 0
@@ -319,7 +319,7 @@ class SingleReader:
 class SampleReader:
     """Groups with an image named ``img`` and texts beside it, as text-to-image sets; repeats of an image are joined."""
 
-    def __init__(self, found: Found, options: dict[str, Any]) -> None:
+    def __init__(self, found: Contents, options: dict[str, Any]) -> None:
         self.notes = list(found.notes)
         self.skipped: Counter[str] = Counter()
         self.first_episode = self.episodes = 0
@@ -359,7 +359,7 @@ class SampleReader:
             item = image_of(image, group.path, columns, self._options) if isinstance(image, Data) else None
         except ValueFault as fault:
             return Item(group.path, fault=str(fault), columns=columns)
-        return Item(group.path, fault="img is no image", columns=columns) if item is None else item
+        return Item(group.path, fault="img is not an image", columns=columns) if item is None else item
 
     def _join(self, first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(
@@ -477,7 +477,8 @@ class HDF5Job:
             counts.append(plan.pop("count"))
             if whole and (plan["layout"], plan["columns"]) != (whole["layout"], whole["columns"]):
                 raise SourceError(
-                    f"{path} has {_told(plan)}, but {self._files[0][0]} has {_told(whole)}; convert them one at a time"
+                    f"{path} has {_describe(plan)}, but {self._files[0][0]} has {_describe(whole)}; convert them one "
+                    "at a time"
                 )
             lost = sorted({*whole.get("lost", ()), *plan.get("lost", ())})
             classes = sorted({*whole.get("classes", ()), *plan["classes"]}, key=os.fsencode)
@@ -515,11 +516,11 @@ class HDF5Job:
                 try:
                     root = stack.enter_context(open_file(path, self._options["locking"]))
                     pair = stack.enter_context(open_file(paired, self._options["locking"])) if paired else None
-                    yield path, self._reader(look(root, self._options), pair)
+                    yield path, self._reader(find_images(root, self._options), pair)
                 except SourceError as error:
                     raise SourceError(f"{path}: {error}" if len(self._files) > 1 else str(error)) from error
 
-    def _reader(self, found: Found, paired: Any) -> Any:
+    def _reader(self, found: Contents, paired: Any) -> Any:
         if found.kind == "files":
             return SingleReader(found, self._options)
         if found.kind == "samples":
@@ -532,6 +533,6 @@ def start(request: dict[str, Any]) -> HDF5Job:
     return HDF5Job(request)
 
 
-def _told(plan: dict[str, Any]) -> str:
+def _describe(plan: dict[str, Any]) -> str:
     columns = ", ".join(f"{column[0]} {column[1]}{list(column[2]) or ''}" for column in plan["columns"])
     return f"{plan['layout']} with columns {columns or 'none'}"

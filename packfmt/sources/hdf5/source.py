@@ -48,7 +48,7 @@ class HDF5Source(IsolatedSource):
         labels: the dataset of labels; "" for none; None finds it by its name.
         layout: what the axes are, as "NHWC", "NCHW" or "NHW", where that can be read in more than one way; for one
             dataset per image without the N.
-        value_range: what black and white are, as "0,1" or "0,255", where values are no 8-bit numbers.
+        value_range: what black and white are, as "0,1" or "0,255", where values are not 8-bit numbers.
         channels: "rgb" or "bgr"; None takes RGB, and says so.
         encode: "png" or "jpeg:QUALITY", for pixels.
         locking: False opens a file that another program has locked.
@@ -57,7 +57,7 @@ class HDF5Source(IsolatedSource):
     Raises:
         FileNotFoundError: there is no such path, or no HDF5 file in the folder.
         SourceError: h5py is not installed; no HDF5 file, or a damaged one; no images in it, or images whose place,
-            axes or values have to be told; links, foreign storage, or shapes beyond all measure.
+            axes or values have to be given; links, foreign storage, or shapes beyond all measure.
         ValueError: an option that means nothing.
     """
 
@@ -142,6 +142,6 @@ def _is_hdf5(head: bytes) -> bool:
 
 def _check_head(path: str) -> None:
     if not os.path.isfile(path):
-        raise SourceError(f"{path}: no regular file")
+        raise SourceError(f"{path}: not a regular file")
     if not _is_hdf5(head := head_of(path)):
-        raise SourceError(f"{path}: no HDF5 file but {what_is(head)}")
+        raise SourceError(f"{path}: not an HDF5 file but {what_is(head)}")

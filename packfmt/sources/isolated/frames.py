@@ -110,13 +110,13 @@ def read_frame(reader: ByteReader) -> tuple[dict[str, Any], memoryview] | None:
     _fill(reader, header[first:])
     magic, meta_size, data_size = HEADER.unpack(header)
     if magic != MAGIC or meta_size > META_LIMIT or data_size > DATA_LIMIT:
-        raise FrameError(f"no frame: magic {magic!r}, {meta_size} + {data_size} bytes")
+        raise FrameError(f"not a frame: magic {magic!r}, {meta_size} + {data_size} bytes")
     text = memoryview(bytearray(meta_size))
     _fill(reader, text)
     try:
         meta = json.loads(bytes(text))
     except (ValueError, RecursionError) as error:
-        raise FrameError(f"a frame's description is no JSON: {error}") from error
+        raise FrameError(f"a frame's description is not JSON: {error}") from error
     if not isinstance(meta, dict):
         raise FrameError(f"a frame's description is a {type(meta).__name__}, not an object")
     data = memoryview(bytearray(data_size))

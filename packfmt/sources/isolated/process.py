@@ -134,7 +134,7 @@ class IsolatedReader:
     def _send(self, line: bytes) -> None:
         pipe = self._process.stdin
         if pipe is not None:
-            with contextlib.suppress(BrokenPipeError):  # the child's death is told by the next read
+            with contextlib.suppress(BrokenPipeError):  # the child's death shows in the next read
                 pipe.write(line)
                 pipe.flush()
 

@@ -117,7 +117,7 @@ class Located:
 def read_together(files: InputFiles, entries: list[Any]) -> list[Any]:
     """The same entries with records in place of handles, read with one call where they lie close together.
 
-    Those that cannot be read so stay as they are, and so does what is no ``Located``. Thread-safe.
+    Those that cannot be read so stay as they are, and so does what is not a ``Located``. Thread-safe.
 
     Raises:
         SourceError: a file has become shorter.

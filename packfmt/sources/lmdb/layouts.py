@@ -1,4 +1,4 @@
-"""Layouts of image databases whose values are the image files themselves, told apart by their keys."""
+"""Layouts of image databases whose values are the image files themselves, distinguished by their keys."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class Layout(ABC):
                 f"{key.decode()} is missing, as after an interrupted writer; the {self.found} records there were read"
             )
         elif stated != self.found:
-            told = "is no number" if stated is None else f"says {stated}"
-            self.notes.append(f"{key.decode()} {told}, but there are {self.found} {meaning}; the keys were trusted")
+            said = "is not a number" if stated is None else f"says {stated}"
+            self.notes.append(f"{key.decode()} {said}, but there are {self.found} {meaning}; the keys were trusted")
 
 
 def plain_int(value: memoryview | None) -> int | None:
@@ -151,7 +151,7 @@ class TextRecognition(Layout):
             undecodable += not text.isascii() and any("\udc80" <= character <= "\udcff" for character in text)
             yield self.item(key, value, (text,))
         if undecodable:
-            self.notes.append(f"{undecodable} labels are no UTF-8; their bytes are kept as they are")
+            self.notes.append(f"{undecodable} labels are not UTF-8; their bytes are kept as they are")
         self.note_count(b"num-samples", plain_int(self.table.get(b"num-samples")), "images")
         self._note_rest(labels)
 
@@ -178,7 +178,8 @@ class Progressive(Layout):
     def fits(cls, table: Table, sample: Sequence[tuple[bytes, memoryview]]) -> bool:
         """Whether keys are resolutions and numbers, not clips and frames or dates.
 
-        The count tells. Where its writer was stopped before that, all keys have to look so, and an image has that size.
+        The count shows it. Where its writer was stopped before that, all keys have to look so, and an image has that
+        size.
         """
         matches = [(cls.KEY.fullmatch(key), value) for key, value in sample]
         sized = [(int(match[1]), shape) for match, value in matches if match and (shape := shape_of(value))]

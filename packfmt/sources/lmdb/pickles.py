@@ -1,10 +1,12 @@
 """What a pickle holds, without unpickling it.
 
-Foreign databases keep (image bytes, label) as pickles. Here the opcodes are parsed by the standard library's
-``pickletools``, which executes nothing, and a stack of plain values is rebuilt from them: numbers, text, bytes,
-tuples, lists and dicts. Whatever a pickle would import or call becomes an ``Opaque`` that only remembers its name.
-Two such calls are understood, because every numpy array and every bytes object of protocols 0 to 2 needs them:
-``_codecs.encode``, and numpy's array and scalar constructors, rebuilt from their dtype name, shape and bytes.
+By hand, because ``pickle.Unpickler`` imports and calls what the bytes name; one whose ``find_class`` refuses that still
+bounds neither the steps of a pickle nor the size of its memo. Foreign databases keep (image bytes, label) as pickles.
+Here the opcodes are parsed by the standard library's ``pickletools``, which executes nothing, and a stack of plain
+values is rebuilt from them: numbers, text, bytes, tuples, lists and dicts. Whatever a pickle would import or call
+becomes an ``Opaque`` that only remembers its name. Two such calls are understood, because every numpy array and every
+bytes object of protocols 0 to 2 needs them: ``_codecs.encode``, and numpy's array and scalar constructors, rebuilt from
+their dtype name, shape and bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ _MAX_STEPS = 1_000_000  # opcodes of one pickle; an image with its label takes a
 
 
 class PickleError(ValueError):
-    """The bytes are no pickle that can be followed."""
+    """The bytes are not a pickle that can be followed."""
 
 
 _MARK = object()  # never leaves this module
@@ -34,7 +36,7 @@ def read_pickle(data: bytes) -> Any:
     Nothing is imported, called or executed. Values may share parts: bound a walk over them. Thread-safe.
 
     Raises:
-        PickleError: the bytes are cut, are no pickle, or use the stack in a way no pickle does.
+        PickleError: the bytes are cut, are not a pickle, or use the stack in a way no pickle does.
     """
     machine = _Machine()
     try:

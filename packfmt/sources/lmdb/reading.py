@@ -1,4 +1,4 @@
-"""The child's part of reading LMDB: open the environments, tell their layout, and hand out the records."""
+"""The child's part of reading LMDB: open the environments, recognise their layout, and hand out the records."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LMDBJob:
         for path, _, layout in self._layouts():
             if columns is not None and (layout.name, layout.columns) != (name, columns):
                 raise SourceError(
-                    f"{path} is {_told(layout.name, layout.columns)}, but {first} is {_told(name, columns)}; "
+                    f"{path} is {_describe(layout.name, layout.columns)}, but {first} is {_describe(name, columns)}; "
                     "convert them one at a time"
                 )
             name, columns, first = layout.name, layout.columns, first or path
@@ -113,7 +113,7 @@ def start(request: dict[str, Any]) -> LMDBJob:
     return LMDBJob(request)
 
 
-def _told(name: str, columns: Any) -> str:
+def _describe(name: str, columns: Any) -> str:
     return f"{name} with {', '.join(column.name for column in columns) or 'no'} columns"
 
 
@@ -169,12 +169,12 @@ def _sample(table: Table) -> list[Entry]:
 def _kind(value: memoryview) -> str:
     if image_kind(value) is not None:
         return "image"
-    told = what_is(value)
-    if told.startswith(("lz4", "a zip", "a .npy")):
+    what = what_is(value)
+    if what.startswith(("lz4", "a zip", "a .npy")):
         return "features"
-    if told.startswith(("an HTML", "a Git LFS")):
+    if what.startswith(("an HTML", "a Git LFS")):
         return "raw"
-    if told == "a pickle" or (len(value) and value[-1] == 0x2E and _reads("pickle", value)):
+    if what == "a pickle" or (len(value) and value[-1] == 0x2E and _reads("pickle", value)):
         return "pickle"
     if _is_datum(value):
         return "datum"

@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from packfmt.errors import SourceError
@@ -24,25 +25,27 @@ __all__ = ["CaffeDatum", "Carved", "RawSquares", "Serialised", "read_datum"]
 _MAX_FIELDS = 100_000  # unpacked float_data has one field per number
 
 
+@dataclass(slots=True)
 class Datum:
     """Caffe's message of an image, encoded or as raw pixels, with its label. Numbers that are not there are 0.
 
     Its fields: 1 channels, 2 height, 3 width, 4 data, 5 label, 6 float_data, 7 encoded.
     """
 
-    __slots__ = ("channels", "data", "encoded", "floats", "height", "label", "width")
-
-    def __init__(self) -> None:
-        self.channels = self.height = self.width = self.label = 0
-        self.data: memoryview | bytes = b""
-        self.floats = self.encoded = False
+    channels: int = 0
+    height: int = 0
+    width: int = 0
+    label: int = 0
+    data: memoryview | bytes = b""
+    floats: bool = False
+    encoded: bool = False
 
 
 def read_datum(message: bytes | memoryview) -> Datum:
     """Parse one message; ``data`` is a view of it. Thread-safe.
 
     Raises:
-        ValueFault: the bytes are no Datum.
+        ValueFault: the bytes are not a Datum.
     """
     datum = Datum()
     try:
@@ -54,9 +57,9 @@ def read_datum(message: bytes | memoryview) -> Datum:
             elif field == 6 and count < _MAX_FIELDS:
                 datum.floats = True
             else:
-                raise ValueFault(f"no Datum: field {field} of wire type {wire}")
+                raise ValueFault(f"not a Datum: field {field} of wire type {wire}")
     except WireError as error:
-        raise ValueFault(f"no Datum: {error}") from error
+        raise ValueFault(f"not a Datum: {error}") from error
     return _checked(datum)
 
 
@@ -79,7 +82,7 @@ def bgr_planes_to_rgb(datum: Datum) -> tuple[bytes, tuple[int, int, int]]:
 
 def _checked(datum: Datum) -> Datum:
     if not datum.floats and not len(datum.data):
-        raise ValueFault("no Datum: no pixels")
+        raise ValueFault("not a Datum: no pixels")
     if not datum.encoded and image_kind(datum.data) is not None:
         pixels = datum.channels * datum.height * datum.width
         datum.encoded = pixels != len(datum.data)  # some writers forget the flag
@@ -89,7 +92,7 @@ def _checked(datum: Datum) -> Datum:
 def _set_number(datum: Datum, field: int, number: int) -> None:
     if field in (1, 2, 3):
         if not 0 < number <= 1 << 20:
-            raise ValueFault(f"no Datum: a size of {number}")
+            raise ValueFault(f"not a Datum: a size of {number}")
         setattr(datum, ("channels", "height", "width")[field - 1], number)
     elif field == 5:
         low = number & 0xFFFF_FFFF
@@ -97,7 +100,7 @@ def _set_number(datum: Datum, field: int, number: int) -> None:
     elif field == 7:
         datum.encoded = bool(number)
     else:
-        raise ValueFault(f"no Datum: number in field {field}")
+        raise ValueFault(f"not a Datum: number in field {field}")
 
 
 _PROBES = 16
@@ -165,12 +168,12 @@ class Serialised(Layout):
                 "unpickle it there, save each image to a file, and pack the folder"
             )
         if "CodeRow" in names:
-            return SourceError("the values are pickled VQ-VAE-2 code rows, no images; pack the images they came from")
+            return SourceError("the values are pickled VQ-VAE-2 code rows, not images; pack the images they came from")
         made = f"; they name code ({names}), which is never run" if names else ""
         return SourceError(f"the {self._kind} values hold no image ({reason}){made}")
 
     def count(self) -> int | None:
-        """The entries that are no facts about the whole set."""
+        """The entries that are not facts about the whole set."""
         return self.table.entries - sum(self.table.get(key) is not None for key in META_KEYS)
 
     def items(self) -> Iterator[Item]:
@@ -200,7 +203,7 @@ class Serialised(Layout):
                 yield Item(key_text(key), value, fault=str(fault))
         if named:
             self.notes.append(f"values name code, which was not run and is not kept: {', '.join(sorted(named))[:500]}")
-        self.notes.extend(f"not kept: {_told(name)} of {count} records" for name, count in lost.items())
+        self.notes.extend(f"not kept: {_quoted(name)} of {count} records" for name, count in lost.items())
         self._note_index()
 
     def _row(self, sample: Sample) -> tuple[tuple[Any, ...], str | None]:
@@ -241,7 +244,7 @@ class Serialised(Layout):
         self.note_count(key, stated if isinstance(stated, int) else None, "records")
 
 
-def _told(name: str) -> str:
+def _quoted(name: str) -> str:
     return repr(name[:60]) if name else "further parts"
 
 
@@ -289,7 +292,7 @@ class CaffeDatum(Layout):
             try:
                 datum = read_datum(value)
                 if datum.floats:
-                    raise ValueFault("a Datum of floats, no image")
+                    raise ValueFault("a Datum of floats, not an image")
                 if datum.encoded:
                     yield self.item(key, memoryview(datum.data), (datum.label,))
                     continue
@@ -316,7 +319,7 @@ class RawSquares(Layout):
             if image_kind(value) is not None:
                 yield self.item(key, value)
             elif side is None:
-                yield Item(key_text(key), value, fault=f"{len(value)} bytes are no square of RGB pixels")
+                yield Item(key_text(key), value, fault=f"{len(value)} bytes are not a square of RGB pixels")
             else:
                 yield Item(key_text(key), value, shape=(side, side, 3))
 

@@ -50,7 +50,7 @@ def recognise(probe: Probe) -> bool:
 
 
 class LMDBSource(IsolatedSource):
-    """Images of one or many LMDB environments, in any of the layouts that are told apart by keys and first bytes.
+    """Images of one or many LMDB environments, in any of the layouts that keys and first bytes distinguish.
 
     The environments are opened read-only, without locks, in a child process; no value is unpickled and no key is used
     as a path. Values that are image files are kept byte for byte.
@@ -60,7 +60,7 @@ class LMDBSource(IsolatedSource):
             keys. All of them must have one layout.
         which: of TextZoom's two images per sample, "hr" or "lr".
         resolution: of a database that keeps several (StyleGAN2), the one to read; default the largest.
-        raw_rgb: read values that are no image files as square raw RGB pixels (NVAE).
+        raw_rgb: read values that are not image files as square raw RGB pixels (NVAE).
         carve: cut JPEGs out of ``pyarrow.serialize`` values; labels are lost.
         database: the named database to read; default all of them, where there are any.
         encode: "png" or "jpeg:QUALITY", for raw pixels.
@@ -198,4 +198,4 @@ def _check_head(path: str) -> None:
         )
     if _MAGIC[::-1] in (head[_HEADER : _HEADER + 4], head[_NARROW_HEADER : _NARROW_HEADER + 4]):
         raise SourceError(f"{path}: an LMDB file of a big-endian machine; mdb_dump it there and mdb_load it here")
-    raise SourceError(f"{path}: no LMDB data file but {what_is(head)}")
+    raise SourceError(f"{path}: not an LMDB data file but {what_is(head)}")

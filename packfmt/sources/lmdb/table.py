@@ -62,7 +62,7 @@ Entry = tuple[bytes, memoryview]
 
 
 def key_text(key: bytes) -> str:
-    """A key as str; bytes that are no UTF-8 survive as surrogates."""
+    """A key as str; bytes that are not UTF-8 survive as surrogates."""
     return key.decode("utf-8", "surrogateescape")
 
 

@@ -131,7 +131,7 @@ class ParquetSource(Source):
     Raises:
         SourceError: pyarrow is not installed; the message has the line that installs it.
         FileNotFoundError: a file is missing.
-        SourceError: a file is no Parquet file, has another schema than the first, or has no image column.
+        SourceError: a file is not a Parquet file, has another schema than the first, or has no image column.
     """
 
     kind = "parquet"
@@ -339,7 +339,7 @@ def _open(path: Path) -> Any:
     except (arrow.ArrowException, OSError) as error:
         if isinstance(error, FileNotFoundError):
             raise
-        raise SourceError(f"{path} is no whole Parquet file ({error})") from error
+        raise SourceError(f"{path} is not a whole Parquet file ({error})") from error
 
 
 def _kind(arrow_type: Any) -> str:

@@ -107,8 +107,8 @@ class ParquetWriter(Target):
             value.encode("utf-8")
         except UnicodeEncodeError:
             raise ConvertError(
-                f"{self.path}: {name} of {key!r} is no valid UTF-8, which Parquet demands; rename the file, or keep it "
-                "in a pack or a tar"
+                f"{self.path}: {name} of {key!r} is not valid UTF-8, which Parquet demands; rename the file, or keep "
+                "it in a pack or a tar"
             ) from None
         return value
 

@@ -1,6 +1,7 @@
 """The framing of TFRecord files: length, its masked CRC-32C, data, the data's masked CRC-32C.
 
-Source: the section "TFRecords format details" of tensorflow.org/tutorials/load_data/tfrecord.
+By hand, because the reader of this format is part of TensorFlow, which is far too large for it. Source: the section
+"TFRecords format details" of tensorflow.org/tutorials/load_data/tfrecord.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def frames(path: Path) -> Iterator[Frame]:
         return
     kind = _kind(path, head_of(path))
     if kind is None:
-        raise SourceError(f"{path} is no TFRecord file: the checksum of its first length does not match")
+        raise SourceError(f"{path} is not a TFRecord file: the checksum of its first length does not match")
     yield from _plain_frames(path) if kind == "plain" else _packed_frames(path, kind)
 
 

@@ -28,7 +28,7 @@ def parse_example(message: bytes | memoryview) -> dict[str, Feature]:
     """The features of an Example. Bytes and floats are views of ``message``; a feature without a list is left out.
 
     Raises:
-        WireError: the bytes are no Example.
+        WireError: the bytes are not an Example.
     """
     found: dict[str, Feature] = {}
     for features in _messages(message, 1):
@@ -94,7 +94,7 @@ _FROM_IMAGE = tuple(f"image/{name}" for name in ("width", "height", "channels", 
 _PEEKED = 32
 _PEEKED_BYTES = 64 << 20
 _MAGIC_BYTES = 64
-_LATE_NAMES = 16  # that are told one by one; a writer may name features after records
+_LATE_NAMES = 16  # that are named one by one; a writer may name features after records
 
 
 def recognise(probe: Probe) -> bool:
@@ -204,8 +204,8 @@ class TFRecordSource(Source):
         self, examples: list[dict[str, Feature]], asked: str | None, names: tuple[str, ...], what: str, fits: Any
     ) -> str | None:
         for name in names if asked is None else (asked,):
-            held = [example[name] for example in examples if name in example]
-            if held and all(len(feature) == 1 and fits(feature) for feature in held):
+            features = [example[name] for example in examples if name in example]
+            if features and all(len(feature) == 1 and fits(feature) for feature in features):
                 return name
         if asked is None:
             return None
@@ -271,12 +271,12 @@ class TFRecordSource(Source):
             raise _FeatureError(f"box sides of differing lengths: {[len(side) for side in sides]}")
         fractions = np.stack(sides, axis=1)
         if not np.isfinite(fractions).all():
-            raise _FeatureError("a box side is no number")
+            raise _FeatureError("a box side is not a number")
         info = sniff(image)
         with np.errstate(over="ignore"):
             pixels: np.ndarray[Any, np.dtype[np.float32]] = fractions * np.array([info.width, info.height] * 2, "<f4")
         if not np.isfinite(pixels).all():
-            raise _FeatureError(f"a box side is {np.abs(fractions).max():g} of the image; its pixels are no float32")
+            raise _FeatureError(f"a box side is {np.abs(fractions).max():g} of the image; its pixels are not float32")
         outside = int(((fractions < 0) | (fractions > 1)).any(axis=1).sum())
         self._counted.add("boxes reach outside their image; kept as they are", outside)
         empty = int((fractions[:, 2:] <= fractions[:, :2]).any(axis=1).sum())
@@ -317,18 +317,18 @@ def _text(feature: Feature | None) -> str:
 
 def _column(name: str, seen: list[Feature | None]) -> Column | None:
     """The column for a feature, from its values in several records; None where it is lost."""
-    held = [feature for feature in seen if feature is not None and len(feature)]
-    single = len(held) == len(seen) and all(len(feature) == 1 for feature in held)
-    if not held:
+    present = [feature for feature in seen if feature is not None and len(feature)]
+    single = len(present) == len(seen) and all(len(feature) == 1 for feature in present)
+    if not present:
         return None
-    if all(map(_is_float, held)):
+    if all(map(_is_float, present)):
         return Column(name, "<f4", () if single else (None,), tentative=not single)
-    if all(_is_integer(feature) for feature in held):
+    if all(_is_integer(feature) for feature in present):
         return Column(name, "<i8", () if single else (None,), tentative=not single)
-    if not all(_is_text(feature) and len(feature) == 1 and not _is_image(feature) for feature in held):
+    if not all(_is_text(feature) and len(feature) == 1 and not _is_image(feature) for feature in present):
         return None
     try:
-        for feature in held:
+        for feature in present:
             bytes(feature[0]).decode("utf-8")
     except UnicodeDecodeError:
         return infer_column(name, b"")

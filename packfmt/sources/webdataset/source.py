@@ -97,7 +97,7 @@ def part_value(column: Column, data: bytes) -> Any:
     if not column.shape and (number := _integer(data)) is not None:
         return number
     if not data.startswith(b"\x93NUMPY"):
-        raise PartError(f"{data[:40]!r} is no integer" if not column.shape else "no .npy file")
+        raise PartError(f"{data[:40]!r} is not an integer" if not column.shape else "not a .npy file")
     array = npy_array(data)
     inner = array.shape[1:] if array.ndim else ()
     expected = column.shape[1:]
@@ -168,7 +168,7 @@ def schema_values(schema: PackSchema, parts: Mapping[str, Any]) -> dict[str, Any
     try:
         body = parse_json(parts.get("json", "{}").encode(), RECORD)
     except (ValueError, RecursionError) as error:
-        raise PartError(f"no JSON ({error})") from error
+        raise PartError(f"not JSON ({error})") from error
     values = {"label": parts["label"]} if "label" in parts else {}
     for column in schema.columns:
         if not _is_cls(column):
@@ -210,7 +210,7 @@ class Image:
 
     @property
     def size(self) -> int:
-        """Bytes held."""
+        """Bytes in memory."""
         return len(self.data)
 
 
@@ -236,7 +236,7 @@ class Part:
 
     @property
     def size(self) -> int:
-        """Bytes held."""
+        """Bytes in memory."""
         return len(self.content)
 
 
@@ -246,7 +246,7 @@ def plain_extension(extension: str) -> str:
     return last if last.isalnum() and not last.isdigit() and len(last) <= 8 else "other"
 
 
-_MAX_HELD = 10_000  # members of one sample
+_MAX_MEMBERS = 10_000  # members of one sample
 _PEEKED = 256  # members looked at to learn what a sample holds
 _MAGIC_BYTES = 64
 
@@ -292,7 +292,7 @@ class TarSource(Source):
         self._parts: dict[str, Column] = {}
         self._schema: PackSchema | None = None
         self._declared = False
-        self._lost: list[str] = []  # told by the counts in ``notes`` too, so not in ``lost``
+        self._lost: list[str] = []  # counted in ``notes`` too, so not in ``lost``
         self._declare()
 
     def describe(self) -> dict[str, Any]:
@@ -316,32 +316,32 @@ class TarSource(Source):
                     yield self._finish(image)
 
     def _images(self, stream: TarStream) -> Iterator[Image]:
-        """The images of one archive with their parts; an image is held only while parts may still come."""
-        held: list[Image | Part] = []
+        """The images of one archive with their parts; an image waits only while parts may still come."""
+        waiting: list[Image | Part] = []
         size = 0
         for item in self._items(stream):
-            if held and held[0].sample != item.sample:
-                yield from self._close_sample(held)
-                held, size = [], 0
-            elif held and held[-1].stem != item.stem:
-                ready = self._complete(held)
+            if waiting and waiting[0].sample != item.sample:
+                yield from self._close_sample(waiting)
+                waiting, size = [], 0
+            elif waiting and waiting[-1].stem != item.stem:
+                ready = self._complete(waiting)
                 yield from ready
                 if ready:
-                    held = [kept for kept in held if kept.stem != ready[0].stem]
-                    size = sum(kept.size for kept in held)
-            held.append(item)
+                    waiting = [kept for kept in waiting if kept.stem != ready[0].stem]
+                    size = sum(kept.size for kept in waiting)
+            waiting.append(item)
             size += item.size
-            if size > 2 * MAX_IMAGE_BYTES or len(held) > _MAX_HELD:
+            if size > 2 * MAX_IMAGE_BYTES or len(waiting) > _MAX_MEMBERS:
                 raise SourceError(
-                    f"{stream.path}: sample {item.sample!r} has over {len(held) - 1} members or {size} bytes; "
-                    f"at most {_MAX_HELD} and {2 * MAX_IMAGE_BYTES} are held"
+                    f"{stream.path}: sample {item.sample!r} has over {len(waiting) - 1} members or {size} bytes; "
+                    f"at most {_MAX_MEMBERS} and {2 * MAX_IMAGE_BYTES} are kept in memory"
                 )
-        yield from self._close_sample(held)
+        yield from self._close_sample(waiting)
 
-    def _complete(self, held: Sequence[Image | Part]) -> list[Image]:
+    def _complete(self, waiting: Sequence[Image | Part]) -> list[Image]:
         """The images of the last stem, where that stem alone gives them every declared part."""
-        stem = held[-1].stem
-        members = [item for item in held if item.stem == stem]
+        stem = waiting[-1].stem
+        members = [item for item in waiting if item.stem == stem]
         parts = {item.own_name: item for item in members if isinstance(item, Part)}
         if not self._parts.keys() <= parts.keys():
             return []
@@ -350,9 +350,9 @@ class TarSource(Source):
             self._attach(images, list(parts.values()))
         return images
 
-    def _close_sample(self, held: Sequence[Image | Part]) -> list[Image]:
-        images = [item for item in held if isinstance(item, Image)]
-        parts = [item for item in held if isinstance(item, Part)]
+    def _close_sample(self, waiting: Sequence[Image | Part]) -> list[Image]:
+        images = [item for item in waiting if isinstance(item, Image)]
+        parts = [item for item in waiting if isinstance(item, Part)]
         if len(images) > 1 and parts:
             self._counted.add("samples hold several images; each image is a record of its own")
         if not images and parts:

@@ -34,7 +34,7 @@ class TarMember(NamedTuple):
     """One member's header.
 
     Args:
-        name: the path as stored, without leading "./" and trailing "/"; surrogateescape for bytes that are no UTF-8.
+        name: the path as stored, without leading "./" and trailing "/"; surrogateescape for bytes that are not UTF-8.
         size: bytes of content that follow in the archive.
         kind: "file", "folder", "link", "device", "sparse" or "other".
     """
@@ -68,7 +68,7 @@ class TarStream:
     """The members of one archive. One thread only. It is read in pieces, of which headers and contents are parts.
 
     Args:
-        path: a tar file, plain or compressed with gzip, bzip2 or xz (told by its first bytes).
+        path: a tar file, plain or compressed with gzip, bzip2 or xz (its first bytes say which).
 
     Raises:
         OSError: the file cannot be opened.

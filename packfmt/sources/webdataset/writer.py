@@ -143,7 +143,7 @@ class TarWriter(Target):
         folder, slash, name = key.rpartition("/")
         lower = name.lower()
         if not is_safe_key(key):
-            raise ConvertError(f"{self.path}: the key {key!r} is no file name inside a folder; rename the record")
+            raise ConvertError(f"{self.path}: the key {key!r} is not a file name inside a folder; rename the record")
         if lower.endswith((".cls", ".json")) or key == TAR_MEMBER:
             raise ConvertError(f"{self.path}: the image {key!r} would be taken for a label or JSON; rename it")
         if "." not in name[1:]:
