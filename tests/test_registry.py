@@ -102,6 +102,37 @@ def test_anything_else_is_refused_with_the_kinds(data: bytes, tmp_path: Path) ->
         recognise(tmp_path / "x.bin")
 
 
+def test_a_file_that_cannot_be_read_is_named_not_called_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = kinds.zipped(tmp_path)
+    real = open
+
+    def refuse(file: Any, *args: Any, **options: Any) -> Any:
+        if str(file) == str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(file, *args, **options)
+
+    monkeypatch.setattr("builtins.open", refuse)
+    for ask in (recognise, lambda path: open_source(path, "hdf5"), lambda path: open_source(path, "lmdb")):
+        with pytest.raises(PermissionError):
+            ask(path)
+
+
+def test_all_kinds_share_one_look_at_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.bin"
+    path.write_bytes(kinds.IMAGES[0])
+    opened: list[str] = []
+    real = open
+
+    def noted(file: Any, *args: Any, **options: Any) -> Any:
+        opened.append(str(file))
+        return real(file, *args, **options)
+
+    monkeypatch.setattr("builtins.open", noted)
+    with pytest.raises(SourceError, match="The file is one image"):
+        recognise(path)
+    assert opened.count(str(path)) <= 2  # storage looks at its own kind of LMDB itself
+
+
 @pytest.mark.parametrize("suffix", ["bin", "parquet", "tar", "csv", "tsv", "jsonl", "zip", "tfrecord", "json"])
 @pytest.mark.parametrize(
     ("data", "what"),

@@ -119,14 +119,15 @@ HEAD_BYTES = 16 << 10
 
 
 def head_of(path: str | os.PathLike[str]) -> bytes:
-    """The first bytes of a file, at most ``HEAD_BYTES``; none of what is not a regular file, or cannot be read."""
-    try:
-        if not os.path.isfile(path):
-            return b""
-        with open(path, "rb") as file:
-            return file.read(HEAD_BYTES)
-    except (OSError, ValueError):
+    """The first bytes of a file, at most ``HEAD_BYTES``; none of what is not a regular file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if not os.path.isfile(path):
         return b""
+    with open(path, "rb") as file:
+        return file.read(HEAD_BYTES)
 
 
 class Probe:

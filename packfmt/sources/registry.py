@@ -106,28 +106,23 @@ def recognise(path: Inputs) -> str:
             fault = error  # only raised below: an empty file or a web page is not a damaged table
     if probe.is_folder and fault is None:
         return "folder"
+    what = ""
     for one in [path] if isinstance(path, (str, os.PathLike)) else path:
         if not os.path.lexists(one):
             raise FileNotFoundError(2, "no such file or folder", os.fspath(one))
-        _refuse_stand_in(one)
+        what = _what(probe.head if one is path else head_of(one)) if os.path.isfile(one) else ""
+        if what.startswith(("an empty file", "a Git LFS", "an HTML")):  # it only stands where the data should be
+            raise SourceError(f"{os.fspath(one)}: {what}; there is nothing to convert in it. Fetch the file again")
     if fault is not None:
         raise fault
     kinds = ", ".join(name for name, kind in KINDS.items() if probe.path or kind.several)
     raise SourceError(
         f"{name_of(path)}: not recognised as any of {kinds}; packfmt convert --list describes them, --from names one"
-        + (f". The file is {_what(probe.path)}" if os.path.isfile(probe.path) else "")
+        + (f". The file is {what}" if what and probe.path else "")
     )
 
 
-def _refuse_stand_in(path: str | os.PathLike[str]) -> None:
-    """Say so where a file only stands where the data should be."""
-    what = _what(path) if os.path.isfile(path) else ""
-    if what.startswith(("an empty file", "a Git LFS", "an HTML")):
-        raise SourceError(f"{os.fspath(path)}: {what}; there is nothing to convert in it. Fetch the file again")
-
-
-def _what(path: str | os.PathLike[str]) -> str:
-    head = head_of(path)
+def _what(head: bytes) -> str:
     image = image_kind(head)
     return f"one image ({image}); name its folder" if image else what_is(head) if head else "an empty file"
 

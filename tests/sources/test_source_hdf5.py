@@ -68,7 +68,7 @@ def test_3dshapes_factors_are_a_vector_and_no_class_ids(tmp_path: Path) -> None:
         assert source.columns == (Column("label", "<f8", (6,)),)
         np.testing.assert_array_equal(images(source), STACK)
         assert column(source) == factors.tolist()
-        assert any("no class ids" in note for note in source.notes)
+        assert any("not class ids" in note for note in source.notes)
 
 
 @pytest.mark.parametrize("kind", ["string", "opaque"])
@@ -354,7 +354,7 @@ def test_float_and_text_labels(tmp_path: Path) -> None:
     with HDF5Source(write(tmp_path / "c.h5", images=STACK, labels=np.arange(7) / 2)) as source:
         assert source.columns == (Column("label", "<f8"),)
         assert column(source) == (np.arange(7) / 2).tolist()
-        assert any("no class ids" in note for note in source.notes)
+        assert any("not class ids" in note for note in source.notes)
     with HDF5Source(write(tmp_path / "d.h5", images=STACK, labels=[f"wörd {n}" for n in range(7)])) as source:
         assert column(source) == [f"wörd {n}" for n in range(7)]
         assert not any("labels" in note for note in source.notes)

@@ -106,7 +106,7 @@ def test_damaged_values_are_bad_entries_and_the_rest_is_read(tmp_path: Path) -> 
                 told.append(source.load(handle).key)
             except DecodeError as error:
                 told.append(error.message.split()[0] + " " + error.key)
-        assert told == ["0", "a 1", "no 2", "a 3", "label 4", "5"]
+        assert told == ["0", "a 1", "not 2", "a 3", "label 4", "5"]
 
 
 @pytest.mark.parametrize(
@@ -427,9 +427,9 @@ def test_memory_beyond_the_limit_is_an_error(numbered: Path, monkeypatch: pytest
     ("stream", "told"),
     [
         (b"PKF1", "inside a frame"),
-        (b"NOPE" + bytes(12), "no frame"),
-        (HEADER.pack(b"PKF1", 2, 1 << 62) + b"{}", "no frame"),
-        (HEADER.pack(b"PKF1", 1 << 31, 0), "no frame"),
+        (b"NOPE" + bytes(12), "not a frame"),
+        (HEADER.pack(b"PKF1", 2, 1 << 62) + b"{}", "not a frame"),
+        (HEADER.pack(b"PKF1", 1 << 31, 0), "not a frame"),
         (HEADER.pack(b"PKF1", 4, 0) + b"nope", "not JSON"),
         (HEADER.pack(b"PKF1", 100_000, 0) + b"[" * 100_000, "not JSON"),
         (HEADER.pack(b"PKF1", 2, 0) + b"[]", "not an object"),

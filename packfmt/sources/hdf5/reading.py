@@ -33,7 +33,7 @@ from packfmt.sources.hdf5.layouts import (
     to_pixels,
 )
 from packfmt.sources.inputs import FolderClasses, natural
-from packfmt.sources.isolated.child import Flush
+from packfmt.sources.isolated.child import Flush, Job, total
 from packfmt.sources.isolated.frames import Item
 from packfmt.sources.values import ValueFault, image_kind
 
@@ -457,16 +457,13 @@ def _parents(group: Group, visited: Visited) -> Iterator[str]:
             return
 
 
-class HDF5Job:
+class HDF5Job(Job):
     """Reads one or several files of one layout; the request is ``HDF5Source``'s."""
 
     def __init__(self, request: dict[str, Any]) -> None:
-        self._files: list[tuple[str, str, str | None]] = request["files"]
-        self._options: dict[str, Any] = dict(request["options"])
-        text = self._options["value_range"]
-        self._options["value_range"] = parse_range(text) if text else None
-        self._notes: list[str] = []
-        self._skipped: Counter[str] = Counter()
+        super().__init__(request["files"], request["options"])
+        text = self.options["value_range"]
+        self.options["value_range"] = parse_range(text) if text else None
 
     def plan(self) -> dict[str, Any]:
         """Layout, columns, classes, and the count where it is known. All files must agree."""
@@ -477,15 +474,14 @@ class HDF5Job:
             counts.append(plan.pop("count"))
             if whole and (plan["layout"], plan["columns"]) != (whole["layout"], whole["columns"]):
                 raise SourceError(
-                    f"{path} has {_describe(plan)}, but {self._files[0][0]} has {_describe(whole)}; convert them one "
+                    f"{path} has {_describe(plan)}, but {self.files[0][0]} has {_describe(whole)}; convert them one "
                     "at a time"
                 )
             lost = sorted({*whole.get("lost", ()), *plan.get("lost", ())})
             classes = sorted({*whole.get("classes", ()), *plan["classes"]}, key=os.fsencode)
             whole = {**(whole or plan), "classes": classes, "lost": lost}
-        self._options["classes"] = whole["classes"]
-        known = [count for count in counts if count is not None]
-        whole["count"] = sum(known) if len(known) == len(counts) else None
+        self.options["classes"] = whole["classes"]
+        whole["count"] = total(counts)
         if whole["count"] == 0:
             raise SourceError("holds no images: the dataset has length 0")
         return whole
@@ -495,37 +491,32 @@ class HDF5Job:
         episodes = 0
         for number, (path, reader) in enumerate(self._readers()):
             reader.first_episode = episodes
-            prefix = self._files[number][1]
+            prefix = self.files[number][1]
             try:
                 for item in reader.items():
                     yield item._replace(key=prefix + item.key) if prefix else item
             except SourceError as error:
-                raise SourceError(f"{path}: {error}" if len(self._files) > 1 else str(error)) from error
+                raise SourceError(self.of_one(path, error)) from error
             yield Flush(number)
             episodes += reader.episodes
-            self._skipped.update(reader.skipped)
-            self._notes += [f"{path}: {note}" if len(self._files) > 1 else note for note in reader.notes]
-
-    def end(self) -> dict[str, Any]:
-        """What was passed over, and what a person should know."""
-        return {"skipped": dict(self._skipped), "notes": self._notes}
+            self.add_up(path, reader.skipped, reader.notes)
 
     def _readers(self) -> Iterator[tuple[str, Any]]:
-        for path, _, paired in self._files:
+        for path, _, paired in self.files:
             with ExitStack() as stack:
                 try:
-                    root = stack.enter_context(open_file(path, self._options["locking"]))
-                    pair = stack.enter_context(open_file(paired, self._options["locking"])) if paired else None
-                    yield path, self._reader(find_images(root, self._options), pair)
+                    root = stack.enter_context(open_file(path, self.options["locking"]))
+                    pair = stack.enter_context(open_file(paired, self.options["locking"])) if paired else None
+                    yield path, self._reader(find_images(root, self.options), pair)
                 except SourceError as error:
-                    raise SourceError(f"{path}: {error}" if len(self._files) > 1 else str(error)) from error
+                    raise SourceError(self.of_one(path, error)) from error
 
     def _reader(self, found: Contents, paired: Any) -> Any:
         if found.kind == "files":
-            return SingleReader(found, self._options)
+            return SingleReader(found, self.options)
         if found.kind == "samples":
-            return SampleReader(found, self._options)
-        return StackReader(found, paired, self._options)
+            return SampleReader(found, self.options)
+        return StackReader(found, paired, self.options)
 
 
 def start(request: dict[str, Any]) -> HDF5Job:

@@ -30,7 +30,7 @@ def recognise(probe: Probe) -> bool:
     place = probe.path
     if probe.is_folder:
         names = [name for name in sorted(os.listdir(place)) if name.lower().endswith(_SUFFIXES)]
-        return any(_is_hdf5(head_of(os.path.join(place, name))) for name in names[:16]) and not has_images(place)
+        return any(_is_hdf5_file(os.path.join(place, name)) for name in names[:16]) and not has_images(place)
     named = place.lower().endswith((*_SUFFIXES, ".h5.gz", ".hdf5.gz"))
     return _is_hdf5(probe.head) or (named and what_is(probe.head).startswith(("a Git LFS", "an HTML", "gzip")))
 
@@ -134,6 +134,13 @@ def _labels_beside(file: str) -> str | None:
 def _prefix(root: str, file: str) -> str:
     """What starts the keys of one file among many: its path below the root, without its suffix."""
     return os.path.splitext(os.path.relpath(file, root))[0].replace(os.sep, "/") + "/"
+
+
+def _is_hdf5_file(path: str) -> bool:
+    try:
+        return _is_hdf5(head_of(path))
+    except OSError:  # another may be readable
+        return False
 
 
 def _is_hdf5(head: bytes) -> bool:

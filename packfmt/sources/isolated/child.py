@@ -11,8 +11,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from packfmt.errors import SourceError
 from packfmt.sources.isolated.frames import Batch, Item, write_frame
@@ -22,7 +24,7 @@ try:
 except ImportError:  # not Unix: crashes are still isolated, without limits
     resource = None  # type: ignore[assignment]
 
-__all__ = ["GO", "READERS", "Flush", "Job", "main"]
+__all__ = ["GO", "READERS", "Flush", "Job", "main", "total"]
 
 GO = b"go\n"
 
@@ -41,17 +43,46 @@ class Flush:
         self.file = file
 
 
-class Job(Protocol):
-    """What a child's reader module makes of a request, by its function ``start(request) -> Job``."""
+class Job(ABC):
+    """What a child's reader module makes of a request, by its function ``start(request) -> Job``.
 
+    Args:
+        files: the request's, a path first in each.
+        options: the request's.
+    """
+
+    def __init__(self, files: list[Any], options: dict[str, Any]) -> None:
+        self.files = files
+        self.options = dict(options)
+        self.notes: list[str] = []
+        self.skipped: Counter[str] = Counter()
+
+    @abstractmethod
     def plan(self) -> dict[str, Any]:
         """JSON-able facts; ``columns`` among them, each as ``Column.spec``."""
 
+    @abstractmethod
     def items(self) -> Iterator[Item | Flush]:
         """The records in order."""
 
     def end(self) -> dict[str, Any]:
-        """``skipped`` and ``notes``, once the items are through."""
+        """What was passed over, and what a person should know, once the items are through."""
+        return {"skipped": dict(self.skipped), "notes": self.notes}
+
+    def of_one(self, path: str, said: object) -> str:
+        """What is said of one file, which is named where there are several."""
+        return f"{path}: {said}" if len(self.files) > 1 else str(said)
+
+    def add_up(self, path: str, skipped: Mapping[str, int], notes: Iterable[str]) -> None:
+        """Take what the items of one file have left."""
+        self.skipped.update(skipped)
+        self.notes += [self.of_one(path, note) for note in notes]
+
+
+def total(counts: Sequence[int | None]) -> int | None:
+    """The sum of the counts; None where one is not known."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from packfmt.errors import SourceError
-from packfmt.sources.isolated.child import Flush
+from packfmt.sources.isolated.child import Flush, Job, total
 from packfmt.sources.isolated.frames import Item
 from packfmt.sources.lmdb.layouts import META_KEYS, ImagesByKey, Layout, Progressive, TextRecognition
 from packfmt.sources.lmdb.serialised import (
@@ -31,14 +31,11 @@ _NAMED = 10  # databases that a message lists
 _FIRST = 16  # entries looked at from the start; one more for each byte a key may begin with
 
 
-class LMDBJob:
+class LMDBJob(Job):
     """Reads one or several environments of one layout; the request is ``LMDBSource``'s."""
 
     def __init__(self, request: dict[str, Any]) -> None:
-        self._environments: list[tuple[str, str]] = request["environments"]
-        self._options: dict[str, Any] = request["options"]
-        self._notes: list[str] = []
-        self._skipped: Counter[str] = Counter()
+        super().__init__(request["environments"], request["options"])
         self._file = 0
 
     def plan(self) -> dict[str, Any]:
@@ -57,16 +54,14 @@ class LMDBJob:
             small = small and layout.verbatim and layout.located()
             texts = texts or layout.side_texts
             lost.update(dict.fromkeys(layout.lost))
-        known = [count for count in counts if count is not None]
-        count = sum(known) if len(known) == len(counts) else None
-        facts = {
+        return {
             "layout": name,
             "columns": [column.spec for column in columns or ()],
-            "count": count,
+            "count": total(counts),
             "random_access": small,
             "side_texts": texts,
+            "lost": list(lost),
         }
-        return {**facts, "lost": list(lost)}
 
     def items(self) -> Iterator[Item | Flush]:
         """All records, environment by environment."""
@@ -76,36 +71,27 @@ class LMDBJob:
                 for item in layout.items():
                     yield item._replace(key=prefix + item.key) if prefix else item
             except (SourceError, OSError) as error:
-                raise self._of_one(path, error) from error
+                raise SourceError(self.of_one(path, error)) from error
             yield Flush(self._file)  # so that the map goes with its views
-            self._skipped.update(layout.skipped)
-            self._notes.extend(f"{path}: {note}" if len(self._environments) > 1 else note for note in layout.notes)
-
-    def end(self) -> dict[str, Any]:
-        """What was passed over, and what a person should know."""
-        return {"skipped": dict(self._skipped), "notes": self._notes}
+            self.add_up(path, layout.skipped, layout.notes)
 
     def _layouts(self) -> Iterator[tuple[str, str, Layout]]:
-        for number, (path, prefix) in enumerate(self._environments):
+        for number, (path, prefix) in enumerate(self.files):
             self._file = number
             try:
-                tables = open_tables(path, self._options["database"])
+                tables = open_tables(path, self.options["database"])
             except (SourceError, OSError) as error:
-                raise self._of_one(path, error) from error
+                raise SourceError(self.of_one(path, error)) from error
             for table in tables:
                 try:
-                    layout = choose(table, self._options)
+                    layout = choose(table, self.options)
                 except SourceError as error:
                     if len(tables) == 1:
-                        raise self._of_one(path, error) from error
+                        raise SourceError(self.of_one(path, error)) from error
                     names = ", ".join(repr(other.name) for other in tables[:_NAMED])
                     said = f"database {table.name!r}: {error}. There are {names}; database=NAME reads one alone"
-                    raise self._of_one(path, said) from error
+                    raise SourceError(self.of_one(path, said)) from error
                 yield path, f"{prefix}{table.name}/" if len(tables) > 1 else prefix, layout
-
-    def _of_one(self, path: str, said: object) -> SourceError:
-        """The error of one environment, which is named where there are several."""
-        return SourceError(f"{path}: {said}" if len(self._environments) > 1 else str(said))
 
 
 def start(request: dict[str, Any]) -> LMDBJob:
