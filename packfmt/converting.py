@@ -20,9 +20,9 @@ from packfmt.sources.inputs import Inputs, is_image_name
 from packfmt.sources.pack import PackSource
 from packfmt.sources.registry import name_of, open_source, recognise
 from packfmt.sources.relabel import JoinedSource, RelabelledSource
+from packfmt.storage.atomic import refuse_existing
 from packfmt.storage.folders import refuse_taken, temporary_folder
 from packfmt.storage.leftovers import remove_leftovers
-from packfmt.storage.publish import refuse_existing
 
 __all__ = ["convert", "describe_source"]
 

@@ -100,13 +100,12 @@ def failing(calls: FailingCalls) -> Iterator[FailingCalls]:
         return real_exchange(one, other)
 
     with (
-        mock.patch("packfmt.storage.behind.PORTION", 1 << 20 if calls.quick else 64),
-        mock.patch("packfmt.storage.behind.os", _Module(os, {"writev": writev})),
-        mock.patch("packfmt.storage.publish.os", _Module(os, {name: through(name) for name in CALLS})),
-        mock.patch("packfmt.storage.publish.open", open_file, create=True),
+        mock.patch("packfmt.storage.shard_writer.PORTION", 1 << 20 if calls.quick else 64),
+        mock.patch("packfmt.storage.shard_writer.os", _Module(os, {"writev": writev})),
+        mock.patch("packfmt.storage.atomic.os", _Module(os, {name: through(name) for name in CALLS})),
+        mock.patch("packfmt.storage.atomic.open", open_file, create=True),
         mock.patch("packfmt.storage.leftovers.os", _Module(os, {name: through(name) for name in OF_LEFTOVERS})),
         mock.patch("packfmt.storage.leftovers.open", open_file, create=True),
-        mock.patch("packfmt.storage.journal.os", _Module(os, {name: through(name) for name in OF_LEFTOVERS})),
         mock.patch("packfmt.storage.folders._exchange", exchange),
         mock.patch("packfmt.storage.folders.os", _Module(os, {name: through(name) for name in OF_FOLDERS})),
         mock.patch("packfmt.storage.spool.tempfile", _Module(tempfile, {"TemporaryFile": temporary})),

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from packfmt.storage import behind
-from packfmt.storage.behind import WriteBehind
+from packfmt.storage import shard_writer as behind
+from packfmt.storage.shard_writer import WriteBehind
 
 
 def give(stream: WriteBehind, pieces: int) -> None:

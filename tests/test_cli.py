@@ -440,7 +440,7 @@ def test_closed_standard_error_sends_no_message_to_standard_output(tmp_path: Pat
 # The signal comes when the second record is written: the first is on the disk, the threads are at work.
 AT_THE_SECOND_RECORD = """
 import os
-from packfmt.storage.writing import ShardWriter
+from packfmt.storage.shard_writer import ShardWriter
 store = ShardWriter._store
 count = 0
 def stored(self, data):

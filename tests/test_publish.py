@@ -23,7 +23,7 @@ from faults import FailingCalls, below, failing, in_child, outcome
 
 from packfmt import storage
 from packfmt.record import Record
-from packfmt.storage.publish import PendingFile
+from packfmt.storage.atomic import PendingFile
 
 RECORDS = some_records(12)
 FORKS = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -108,7 +108,7 @@ def test_a_failing_fsync_of_the_folder_takes_the_pack_back(
     def refuse(folder: Path) -> None:
         raise OSError(errno.EIO, "no", str(folder))
 
-    monkeypatch.setattr("packfmt.storage.publish.fsync_folder", refuse)
+    monkeypatch.setattr("packfmt.storage.atomic.fsync_folder", refuse)
     with pytest.raises(OSError, match="no"):
         write(tmp_path / "out", **options)
     assert below(tmp_path) == []
@@ -120,7 +120,7 @@ def test_a_failing_replacement_keeps_the_old_pack(tmp_path: Path, monkeypatch: p
     def refuse(*names: Any) -> None:
         raise OSError(errno.EIO, "no")
 
-    monkeypatch.setattr("packfmt.storage.publish.os.replace", refuse)
+    monkeypatch.setattr("packfmt.storage.atomic.os.replace", refuse)
     with pytest.raises(OSError, match="no"):
         write(tmp_path / "out", some_records(3, seed=5), force=True)
     assert contents(tmp_path / "out") == EXPECTED
@@ -138,7 +138,7 @@ def test_a_file_system_that_cannot_sync_folders_is_good_enough(
             raise OSError(code, "no")
         real(descriptor)
 
-    monkeypatch.setattr("packfmt.storage.publish.os.fsync", fsync)
+    monkeypatch.setattr("packfmt.storage.atomic.os.fsync", fsync)
     write(tmp_path / "out")
     assert contents(tmp_path / "out") == EXPECTED
 
@@ -151,7 +151,7 @@ def test_a_file_system_without_hard_links_is_good_enough(
     def refuse(*names: Any) -> None:
         raise OSError(code, "no")
 
-    monkeypatch.setattr("packfmt.storage.publish.os.link", refuse)
+    monkeypatch.setattr("packfmt.storage.atomic.os.link", refuse)
     writer = write(tmp_path / "out", **options)
     assert contents(writer.path) == EXPECTED
     with pytest.raises(FileExistsError):
@@ -252,7 +252,7 @@ def test_the_error_of_a_full_disk_names_the_file(name: str, size: int, tmp_path:
 
 def write_slowly(path: Path, options: dict[str, Any], pipe: int) -> None:
     """Every record goes to the file at once, so that a kill at any time finds something half done."""
-    with mock.patch("packfmt.storage.behind.PORTION", 64), storage.create(path, **options) as writer:
+    with mock.patch("packfmt.storage.shard_writer.PORTION", 64), storage.create(path, **options) as writer:
         os.write(pipe, b"s")
         for record in some_records(40):
             writer.write(record.data, record.key, **record.columns)

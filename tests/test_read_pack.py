@@ -26,7 +26,7 @@ from packfmt.errors import CorruptError, FormatError, PackfmtError
 from packfmt.record import DTYPES, Column
 from packfmt.storage import create
 from packfmt.storage import open as open_pack
-from packfmt.storage.shards import Manifest
+from packfmt.storage.shard_set import Manifest
 
 ROOT = Path(__file__).parents[1]
 TOOL = ROOT / "tools" / "read_pack.py"

@@ -15,8 +15,8 @@ from training_packs import CROP, FORKS_BESIDE_THREADS, make_pack
 
 from packfmt import DecodeError, ImageDataset, Loader, LoaderStats
 from packfmt.images.decode import Decoder
+from packfmt.storage.base import LaterPlan
 from packfmt.storage.readahead import ReadAhead
-from packfmt.storage.readplan import LaterPlan
 from packfmt.training import loader as loader_module
 from packfmt.training.batch import Timing
 from packfmt.training.stats import KEYS, SLOWEST, StatsRecorder

@@ -38,13 +38,12 @@ from packfmt.record import IMAGE_COLUMNS, KEY, Column, Record
 from packfmt.sources.folder import FolderWriter
 from packfmt.sources.parquet.writer import ParquetWriter
 from packfmt.sources.webdataset.writer import TarWriter
-from packfmt.storage import sharding
-from packfmt.storage.filebytes import open_bytes
+from packfmt.storage import set_writer as sharding
+from packfmt.storage.fileio import open_bytes
 from packfmt.storage.keys import same_keys
-from packfmt.storage.manifest import MAX_SHARDS, Manifest
-from packfmt.storage.shardfile import read_frame
-from packfmt.storage.spool import ColumnSpool, Spool
-from packfmt.storage.table import TableSpool
+from packfmt.storage.shard import read_frame
+from packfmt.storage.shard_set import MAX_SHARDS, Manifest
+from packfmt.storage.spool import ColumnSpool, Spool, TableSpool
 
 ZEROS = dict.fromkeys((column.name for column in IMAGE_COLUMNS), 0)  # given, so that nothing is sniffed
 
@@ -732,8 +731,8 @@ def test_a_table_names_the_column_that_a_value_does_not_fit(tmp_path: Path, name
 
 def test_memory_stays_flat_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("packfmt.storage.spool.LIMIT", 1 << 14)
-    monkeypatch.setattr("packfmt.storage.behind.PORTION", 1 << 14)
-    monkeypatch.setattr("packfmt.storage.behind.AHEAD", 1 << 16)
+    monkeypatch.setattr("packfmt.storage.shard_writer.PORTION", 1 << 14)
+    monkeypatch.setattr("packfmt.storage.shard_writer.AHEAD", 1 << 16)
     peaks = []
     for count in (5_000, 25_000):
         with storage.create(tmp_path / str(count)) as writer:
@@ -843,7 +842,7 @@ def test_closing_during_a_read_does_not_hand_the_descriptor_to_another_file(
         others.append(os.open(tmp_path / "other", os.O_RDONLY))
         return real(*args)
 
-    monkeypatch.setattr("packfmt.storage.filebytes.os.pread", pread)
+    monkeypatch.setattr("packfmt.storage.fileio.os.pread", pread)
     assert bytes(reader.read([0])[0]) == records[0].data
     for other in others:
         os.close(other)

@@ -24,7 +24,7 @@ from packfmt.lmdb_pages import Tree, decode_head
 from packfmt.record import Record
 from packfmt.storage import folders, lmdb_writer
 from packfmt.storage import lmdb as lmdb_reader
-from packfmt.storage.filebytes import FileBytes, open_bytes
+from packfmt.storage.fileio import FileBytes, open_bytes
 
 PREFIX = b"packfmt"
 DATA = "data.mdb"

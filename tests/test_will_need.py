@@ -15,11 +15,11 @@ from training_packs import FORKS_BESIDE_THREADS
 
 import packfmt
 from packfmt.images.encode import encode_jpeg
-from packfmt.storage import filebytes
-from packfmt.storage.filebytes import DEFAULT_STEP
-from packfmt.storage.mapped import MappedReader
+from packfmt.storage import fileio as filebytes
+from packfmt.storage.base import ReadPlan
+from packfmt.storage.fileio import DEFAULT_STEP
 from packfmt.storage.readahead import PROBE
-from packfmt.storage.readplan import ReadPlan
+from packfmt.storage.shard import MappedReader
 
 
 @pytest.fixture

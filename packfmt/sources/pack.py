@@ -14,10 +14,10 @@ from packfmt.lmdb_pages import Tree, decode_head
 from packfmt.record import IMAGE_COLUMNS, KEY, Record
 from packfmt.sources.base import Source
 from packfmt.sources.inputs import Inputs, Probe, free_name, head_of
-from packfmt.storage.filebytes import open_bytes
+from packfmt.storage.fileio import open_bytes
 from packfmt.storage.lmdb import data_file, is_environment, is_pack_key
-from packfmt.storage.manifest import MANIFEST
 from packfmt.storage.patterns import is_pattern, matching_files
+from packfmt.storage.shard_set import MANIFEST
 
 __all__ = ["PackSource", "recognise"]
 

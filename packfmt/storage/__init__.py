@@ -9,14 +9,14 @@ from typing import Any, Literal
 from packfmt.errors import FormatError
 from packfmt.record import Column
 from packfmt.storage.base import Reader, Verify, Writer
-from packfmt.storage.filebytes import IO
+from packfmt.storage.fileio import IO
 from packfmt.storage.lmdb import LMDBReader, is_environment
 from packfmt.storage.lmdb_writer import LMDBWriter
-from packfmt.storage.mapped import MappedReader
 from packfmt.storage.patterns import is_pattern
-from packfmt.storage.sharding import ShardedWriter
-from packfmt.storage.shards import ShardedReader
-from packfmt.storage.writing import ShardWriter
+from packfmt.storage.set_writer import ShardedWriter
+from packfmt.storage.shard import MappedReader
+from packfmt.storage.shard_set import ShardedReader
+from packfmt.storage.shard_writer import ShardWriter
 
 __all__ = ["Reader", "Writer", "create", "open"]
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from packfmt.errors import ConvertError
+from packfmt.storage.atomic import fsync_folder, refuse_existing
 from packfmt.storage.base import Buffer
 from packfmt.storage.leftovers import create_folder, remove, remove_leftovers, temporary_path
-from packfmt.storage.publish import fsync_folder, refuse_existing
 
 __all__ = ["PendingFolder", "PendingTree", "is_safe_key", "refuse_taken", "temporary_folder"]
 

@@ -21,10 +21,8 @@ from packfmt import format as layout
 from packfmt.errors import CorruptError, FormatError
 from packfmt.lmdb_pages import MAGIC, Head, Place, Tree, decode_head
 from packfmt.storage.base import Indices, Verify, as_positions
-from packfmt.storage.checks import shard_problems
-from packfmt.storage.filebytes import IO, open_bytes
-from packfmt.storage.mapped import MappedReader
-from packfmt.storage.shardfile import ShardFile
+from packfmt.storage.fileio import IO, open_bytes
+from packfmt.storage.shard import MappedReader, ShardFile, shard_problems
 
 __all__ = ["CHUNK", "DATA_FILE", "LMDBReader", "chunk_key", "data_file", "is_environment", "is_pack_key", "record_key"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from packfmt.storage.filebytes import runs
+from packfmt.storage.fileio import runs
 
 try:
     import resource

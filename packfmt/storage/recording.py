@@ -18,10 +18,10 @@ from packfmt.errors import DecodeError
 from packfmt.format import Directory, Layout, Section, Trailer, record_checksum
 from packfmt.images.sniff import sniff
 from packfmt.record import IMAGE_COLUMNS, KEY, Column, infer_column
+from packfmt.storage.atomic import naming
 from packfmt.storage.base import Buffer, Writer
 from packfmt.storage.keys import KeyHashes, refuse_same_keys
-from packfmt.storage.publish import naming
-from packfmt.storage.table import TableSpool
+from packfmt.storage.spool import TableSpool
 
 __all__ = ["RecordingWriter", "checked_facts", "image_values", "merge_columns"]
 

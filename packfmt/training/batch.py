@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from packfmt.errors import CorruptError, DecodeError
 from packfmt.randomness import sampling
-from packfmt.storage.readplan import ReadPlan
+from packfmt.storage.base import ReadPlan
 from packfmt.training.pipeline import Pipeline
 from packfmt.training.plan import Plan, add_note
 from packfmt.training.pool import Pool

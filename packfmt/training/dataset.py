@@ -24,7 +24,7 @@ from packfmt.sampling.sampleindex import ONCE, Draws, Upcoming, draws_of
 from packfmt.storage import Reader
 from packfmt.storage.base import Verify
 from packfmt.storage.columns import Columns, select_column
-from packfmt.storage.filebytes import IO
+from packfmt.storage.fileio import IO
 from packfmt.training.arena import Arena
 from packfmt.training.batch import BatchJob
 from packfmt.training.epochs import DrawCounter, EpochCounter

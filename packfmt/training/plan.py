@@ -18,7 +18,7 @@ from packfmt.images.libjpeg import FLAT
 from packfmt.images.sniff import sniff
 from packfmt.randomness import Keys
 from packfmt.sampling.sampleindex import Draws, join_draws
-from packfmt.storage.readplan import PartPlan, ReadPlan
+from packfmt.storage.base import PartPlan, ReadPlan
 from packfmt.training.pipeline import Pipeline
 
 __all__ = ["Allocate", "Plan", "PlanGroup", "PlannedBatch", "add_note", "choose", "plan_batch"]

@@ -24,9 +24,8 @@ from packfmt.images.sniff import sniff
 from packfmt.randomness import sample_keys, uniform
 from packfmt.record import Record
 from packfmt.sampling.ranks import Ranks, whole_number
-from packfmt.storage.base import Indices, RecordReader
+from packfmt.storage.base import Indices, LaterPlan, ReadPlan, RecordReader
 from packfmt.storage.columns import Columns
-from packfmt.storage.readplan import LaterPlan, ReadPlan
 from packfmt.training.batch import BatchJob
 from packfmt.training.collate import Collate
 from packfmt.training.epochs import EpochCounter

@@ -14,9 +14,9 @@ from contracts.reader import ReaderContract, digest, some_records
 from packfmt import storage
 from packfmt.errors import CorruptError
 from packfmt.record import Record
+from packfmt.storage.base import JoinedPlan, LaterPlan
 from packfmt.storage.readahead import ReadAhead
-from packfmt.storage.readplan import JoinedPlan, LaterPlan
-from packfmt.storage.shardfile import ShardFile
+from packfmt.storage.shard import ShardFile
 
 
 def write(path: Path, records: Sequence[Record], **options: Any) -> str:
@@ -53,7 +53,7 @@ class TestFewShardsOpen(TestSharded):
 
     @pytest.fixture(autouse=True)
     def few(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("packfmt.storage.shards.max_open", lambda: 2)
+        monkeypatch.setattr("packfmt.storage.shard_set.max_open", lambda: 2)
 
     @pytest.mark.parametrize("everything_cached", [True, False])
     def test_a_plan_outlives_its_shards(

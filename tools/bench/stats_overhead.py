@@ -27,7 +27,7 @@ import torch
 import packfmt
 from packfmt.images.sniff import sniff
 from packfmt.record import IMAGE_COLUMNS
-from packfmt.storage.readplan import ReadPlan
+from packfmt.storage.base import ReadPlan
 from packfmt.training import batch, stats
 from packfmt.training.batch import BatchJob, ChunkRecords, Timing
 from packfmt.training.stats import StatsRecorder

@@ -16,7 +16,7 @@ from packfmt.record import Column
 from packfmt.sources.base import Target
 from packfmt.sources.columns import SCHEMA_KEY, PackSchema
 from packfmt.sources.parquet.source import load_arrow
-from packfmt.storage.publish import PendingFile, naming
+from packfmt.storage.atomic import PendingFile, naming
 
 __all__ = ["ParquetWriter"]
 

@@ -17,9 +17,9 @@ from packfmt.record import Column
 from packfmt.sources.base import Target
 from packfmt.sources.columns import TAR_MEMBER, PackSchema, to_json
 from packfmt.sources.webdataset.source import schema_parts
+from packfmt.storage.atomic import PendingFile, PendingSet, naming, refuse_existing
 from packfmt.storage.base import Buffer
 from packfmt.storage.folders import is_safe_key
-from packfmt.storage.publish import PendingFile, PendingSet, naming, refuse_existing
 
 __all__ = ["TarWriter"]
 

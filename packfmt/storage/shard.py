@@ -1,9 +1,12 @@
-"""One open shard file: its frame checked, its index and columns laid over the file when they are asked for."""
+"""Reading one shard file: its frame checked, its index and columns laid over the file when they are asked for.
+
+Records are checked when they are read, all bytes when somebody asks for that."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +16,13 @@ from packfmt import format as layout
 from packfmt.errors import CorruptError, FormatError, PackfmtError
 from packfmt.format import Directory, Section, Trailer, record_checksum
 from packfmt.record import KEY, Column
-from packfmt.storage.base import Verify
-from packfmt.storage.columns import RaggedColumn
-from packfmt.storage.filebytes import FileBytes
+from packfmt.storage.base import Indices, LaterPlan, MappedPlan, Reader, ReadPlan, Verify, as_positions
+from packfmt.storage.columns import Columns, RaggedColumn
+from packfmt.storage.fileio import IO, FileBytes, choose_io, open_bytes
+from packfmt.storage.keys import hash_key, repeated, same_keys
 from packfmt.storage.readahead import ReadAhead
-from packfmt.storage.readplan import MappedPlan, ReadPlan
 
-__all__ = ["ShardFile", "read_frame"]
+__all__ = ["MappedReader", "ShardFile", "read_frame", "shard_problems"]
 
 WINDOW = 8 << 20  # bytes of a column checked at a time, so that checking does not fill resident memory
 PAGE = 4096  # records that may lie on more than one page are asked for before they are touched
@@ -265,3 +268,214 @@ def read_frame(source: FileBytes, path: str) -> tuple[Trailer, Directory]:
     if KEY not in {column.name for column in directory.columns if column.kind == "text"}:
         raise FormatError(f"{path}: has no text column {KEY!r}")
     return trailer, directory
+
+
+CHUNK = 256  # records read at a time
+CHUNK_BYTES = 32 << 20  # unless they take more than this
+ROWS = 1 << 20  # row offsets compared at a time
+
+
+def shard_problems(file: ShardFile) -> Iterator[PackfmtError]:
+    """Yield each fault found (CorruptError, FormatError); nothing yielded means the shard is whole.
+
+    Memory: 16 bytes per record while the keys are compared, else constant.
+    """
+    for name in layout.INDEX:
+        yield from file.section_problems(f"index.{name}")
+    yield from _record_problems(file)
+    for name in file.described:
+        broken = [*file.column_problems(name), *_row_problems(file, name)]
+        yield from broken or (_key_problems(file) if name == KEY else ())
+    yield from _padding_problems(file)
+    if _content_id(file) != file.trailer.content_id:
+        yield CorruptError("the content id does not match records and columns", path=file.path)
+
+
+def _record_problems(file: ShardFile) -> Iterator[PackfmtError]:
+    count, last = file.trailer.count, file.trailer.records_end
+    end = layout.HEADER.size
+    for start in range(0, count, CHUNK):
+        chunk = np.arange(start, min(start + CHUNK, count))
+        begin = end
+        offsets, lengths = file.index("offset")[chunk].tolist(), file.index("length")[chunk].tolist()
+        for index, offset, length in zip(chunk.tolist(), offsets, lengths, strict=True):
+            if offset != end:
+                yield file.corrupt(index, f"starts at {offset}, must start at {end}: overlap or hole")
+            end = offset + length
+        yield from _read_problems(file, chunk, sum(lengths))
+        begin, stop = min(begin, last), min(end, last)
+        file.bytes.forget(begin, max(stop - begin, 0))
+    if end != last:
+        yield FormatError(f"{file.path}: records end at {end}, the trailer says {last}")
+
+
+def _read_problems(file: ShardFile, chunk: np.ndarray, size: int) -> Iterator[PackfmtError]:
+    if size <= CHUNK_BYTES:
+        try:
+            file.read(chunk, verify=True)
+            return
+        except CorruptError:
+            pass  # one by one, then, to find each of them
+    for index in chunk:
+        try:
+            file.read(index[None], verify=True)
+        except CorruptError as error:
+            yield error
+
+
+def _row_problems(file: ShardFile, name: str) -> Iterator[PackfmtError]:
+    """Row offsets of a ragged column that do not cover its values in order."""
+    column = file.unchecked_column(name)
+    if not isinstance(column, RaggedColumn):
+        return
+    rows, total = column.rows, len(column.values)
+    parts = (rows[start : start + ROWS + 1] for start in range(0, len(rows), ROWS))
+    if rows[0] != 0 or rows[-1] != total or any((part[1:] < part[:-1]).any() for part in parts):
+        message = f"the row offsets of column {name!r} must rise from 0 to {total}; pack the source again"
+        yield CorruptError(message, path=file.path)
+
+
+def _key_problems(file: ShardFile) -> Iterator[PackfmtError]:
+    """Keys that are empty or there twice."""
+    hashes = np.fromiter(map(hash_key, file.keys()), np.uint64, file.trailer.count)
+    for first, index, key in same_keys(repeated([hashes]), file.keys()):
+        if key:
+            yield file.corrupt(index, f"has the same key as record {first}; pack the source again")
+    for index in np.flatnonzero(hashes == hash_key(b"")).tolist():
+        yield file.corrupt(index, "has an empty key; pack the source again")
+
+
+def _padding_problems(file: ShardFile) -> Iterator[PackfmtError]:
+    end = file.trailer.records_end
+    sections = [*file.directory.sections.values(), file.trailer.directory]
+    places = sorted((section.offset, section.size) for section in sections)
+    for start, size in [*places, (file.trailer.file_size - layout.TRAILER.size, 0)]:
+        if any(file.bytes.section(end, start - end)):
+            yield CorruptError(f"the padding at {end} is not zero", path=file.path)
+        end = start + size
+
+
+def _content_id(file: ShardFile) -> bytes:
+    digest = xxhash.xxh3_128()
+    for part in layout.content_parts(file.directory.columns):
+        if isinstance(part, str):
+            file.hash_section(file.directory.sections[part], digest)
+        else:
+            digest.update(part)
+    result: bytes = digest.digest()
+    return result
+
+
+PLAIN = (int, np.int64)  # what a single index usually is; others take the longer way, which knows them all
+
+
+class MappedReader(Reader):
+    """One shard. Opening checks header, trailer and directory, whatever the number of records.
+
+    Args:
+        path: the shard file.
+        io: "mmap", "pread" (network file systems), or "auto".
+        verify: check each record's checksum when it is read (True), when it is first read ("once"), or never (False).
+        check: "quick", or "full" to check every byte now.
+        content_id: refuse a file with another content id (used when a pickled reader is opened again).
+
+    Raises:
+        FormatError: not a shard, of an unknown version, truncated, or damaged outside of records and columns.
+        CorruptError: with ``check="full"``, the first damage found.
+        OSError: the file cannot be read.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        io: IO = "auto",
+        verify: Verify = True,
+        check: Literal["quick", "full"] = "quick",
+        content_id: str | None = None,
+    ) -> None:
+        name = os.fspath(path)
+        self.io = choose_io(name, io)
+        self.refuse_unknown(verify)
+        self._lay_over(ShardFile(name, open_bytes(name, self.io)), verify, check, content_id)
+
+    def _lay_over(
+        self, file: ShardFile, verify: Verify, check: Literal["quick", "full"], content_id: str | None
+    ) -> None:
+        """Become the reader of an open shard."""
+        self.path = file.path
+        self._absolute = os.path.abspath(self.path)  # now: the process may change its folder before it pickles
+        self._verify: Verify = verify
+        self._file = file
+        self.content_id = self._file.trailer.content_id.hex()
+        if content_id not in (None, self.content_id):
+            raise FormatError(f"{self.path}: holds {self.content_id}, expected {content_id}: the file was replaced")
+        self.classes = self._file.directory.classes
+        self.metadata = self._file.directory.metadata
+        # Not a method of our own: a circle would keep a dropped reader's file open until the collector runs.
+        self.columns = Columns(self._file.described, self._file.column, self._file.described)
+        self.refuse_damaged(check)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_reopen, (self._absolute, self.io, self._verify, self.content_id))
+
+    def __len__(self) -> int:
+        return self._file.trailer.count
+
+    @property
+    def record_bytes(self) -> float:
+        return (self._file.trailer.records_end - layout.HEADER.size) / max(len(self), 1)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (self.path,)
+
+    def key(self, index: int) -> str:
+        self._file.bytes.check_size()
+        return super().key(index)
+
+    def locate(self, index: int) -> tuple[str, int]:
+        return self.path, int(as_positions((index,), len(self), self.path)[0])
+
+    def lengths(self, indices: Indices) -> npt.NDArray[np.uint64]:
+        return self._file.ranges(as_positions(indices, len(self), self.path))[1]
+
+    def offsets(self, indices: Indices) -> npt.NDArray[np.uint64]:
+        return self._file.ranges(as_positions(indices, len(self), self.path))[0]
+
+    def read(self, indices: Indices) -> list[memoryview]:
+        if len(indices) == 1 and type(indices[0]) in PLAIN and 0 <= indices[0] < len(self):
+            return [self._file.read_one(int(indices[0]), verify=self._verify)]
+        return self._file.read(as_positions(indices, len(self), self.path), verify=self._verify)
+
+    def plan(self, indices: Indices) -> ReadPlan:
+        positions = as_positions(indices, len(self), self.path)
+        try:
+            plan = self._file.plan(positions, verify=self._verify)
+        except CorruptError:  # of one among them: the others are read
+            plan = None
+        return plan or LaterPlan(self.read, positions)
+
+    def will_need(self, indices: Indices) -> None:
+        if not self._file.ahead.everything_cached():
+            self._ask(indices)
+
+    def will_need_blocks(self, indices: Indices) -> None:
+        if not self._file.ahead.blocks_cached():
+            self._ask(indices)
+
+    def _ask(self, indices: Indices) -> None:
+        offsets, lengths = self._file.ranges(as_positions(indices, len(self), self.path))
+        order = np.argsort(offsets, kind="stable")
+        self._file.ahead.ask(offsets[order].tolist(), lengths[order].tolist())
+
+    def close(self) -> None:
+        self._file.close()
+        self.columns.forget()
+
+    def problems(self) -> Iterator[Exception]:
+        return shard_problems(self._file)
+
+
+def _reopen(path: str, io: IO, verify: Verify, content_id: str) -> MappedReader:
+    return MappedReader(path, io=io, verify=verify, content_id=content_id)

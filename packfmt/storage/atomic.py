@@ -14,8 +14,7 @@ from io import BufferedWriter, RawIOBase
 from pathlib import Path
 from typing import cast
 
-from packfmt.storage.journal import Journal, stamp
-from packfmt.storage.leftovers import create_file, exclusive, remove_leftovers, temporary_path
+from packfmt.storage.leftovers import Journal, create_file, exclusive, remove_leftovers, stamp, temporary_path
 
 __all__ = ["PendingFile", "PendingSet", "fsync_folder", "naming", "refuse_existing"]
 

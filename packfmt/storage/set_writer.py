@@ -12,11 +12,11 @@ from typing import Any
 from packfmt.errors import FormatError
 from packfmt.format import Member
 from packfmt.record import Column
+from packfmt.storage.atomic import PendingFile, PendingSet
 from packfmt.storage.base import Writer
 from packfmt.storage.keys import KeyHashes, refuse_same_keys
-from packfmt.storage.manifest import MAX_SHARDS, Manifest, join_ids, make_set_id
-from packfmt.storage.publish import PendingFile, PendingSet
-from packfmt.storage.writing import ShardWriter
+from packfmt.storage.shard_set import MAX_SHARDS, Manifest, join_ids, make_set_id
+from packfmt.storage.shard_writer import ShardWriter
 
 __all__ = ["ShardedWriter"]
 
