@@ -46,9 +46,7 @@ def without_exchange(folder: Path, count: int, force: bool) -> None:
 
 KINDS: dict[str, Callable[[Path, int, bool], None]] = {
     "shard": lambda folder, count, force: fill(storage.create(folder / "out.bin", force=force), count),
-    "shards": lambda folder, count, force: fill(
-        storage.create(folder / "out.json", shard_size=1, force=force), count
-    ),
+    "shards": lambda folder, count, force: fill(storage.create(folder / "out.json", shard_size=1, force=force), count),
     "lmdb": lambda folder, count, force: fill(storage.create(folder / "out.lmdb", force=force), count),
     "lmdb without exchange": without_exchange,
     "tar": lambda folder, count, force: fill(TarWriter(folder / "out.tar", force=force), count),

@@ -1092,9 +1092,7 @@ def test_memory_is_no_more_than_one_header_says_where_headers_lie_too(
     (tmp_path / "lying").mkdir()
     images = [bytes(data), bytes(data), bytes(data), jpeg(20, 24)]
     path = lying_pack(tmp_path / "lying", monkeypatch, images, sizes)
-    run = subprocess.run(
-        [sys.executable, "-c", LYING_PROGRAM, good, path], check=True, capture_output=True, text=True
-    )
+    run = subprocess.run([sys.executable, "-c", LYING_PROGRAM, good, path], check=True, capture_output=True, text=True)
     failed, mebibytes = map(int, run.stdout.split())
     assert failed == 2 * len(sizes)
     assert mebibytes < 250  # one picture of 8000 x 8000 takes 183, sixteen 3000

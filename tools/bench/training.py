@@ -173,7 +173,6 @@ class Bare:
         for thread in team:
             thread.join()
 
-
     def decode(self, part: slice) -> None:
         self.decoder.decode_into(self.records[part], self.out[part], boxes=self.boxes[part], flips=self.flips[part])
 
