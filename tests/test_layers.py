@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -122,6 +123,21 @@ def test_modules_stay_short(name: str) -> None:
 def test_no_module_has_a_name_that_says_nothing() -> None:
     names = {part for name in MODULES for part in name.split(".")}
     assert not names & {"common", "helpers", "manager", "misc", "util", "utils"}
+
+
+def test_the_map_names_every_module() -> None:
+    """docs/architecture.md; of a folder per format its name will do."""
+    named = set(re.findall(r"`([a-z_.0-9]+)`", (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")))
+    formats = {"annotations", "hdf5", "isolated", "lmdb", "parquet", "tfrecord", "webdataset"}
+    wanted = set()
+    for name in MODULES:
+        top, _, rest = name.partition(".")
+        within = rest.partition(".")[0]
+        wanted.add(f"{top}.{within}" if top == "sources" and within in formats else name)
+    packages = {"cli", "images", "sampling", "sources", "storage", "training"}
+    assert sorted(wanted - named - packages - {"", "cli.__main__"}) == []
+    dotted = {name for name in named if "." in name and name.partition(".")[0] in packages}
+    assert sorted(dotted - set(MODULES)) == []
 
 
 def test_tools_are_not_imported() -> None:
