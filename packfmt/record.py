@@ -97,7 +97,7 @@ class Column:
     @property
     def row_shape(self) -> tuple[int, ...]:
         """The shape of one stored row: of a record's value, or of one step along a ragged first axis."""
-        return tuple(size for size in self.shape if size is not None)
+        return self.shape[1:] if self.ragged else self.shape  # type: ignore[return-value]  # only the first may be None
 
     @property
     def row_bytes(self) -> int:
@@ -249,17 +249,18 @@ def fit_array(column: Column, value: Any) -> npt.NDArray[Any]:
 
     try:
         array = exact_array(column, value)
-        if array.size == 0 and column.ragged:  # an empty list has lost its inner shape
-            array = array.reshape(0, *column.row_shape)
-        if array.shape[1 if column.ragged else 0 :] != column.row_shape or array.ndim != len(column.shape):
+        ragged, row_shape = column.ragged, column.row_shape
+        if array.size == 0 and ragged:  # an empty list has lost its inner shape
+            array = array.reshape(0, *row_shape)
+        if array.shape[ragged:] != row_shape or array.ndim != len(column.shape):
             raise TypeError(f"its shape is {array.shape}")
-        if array.size == 0:
-            return array.astype(column.dtype)
+        if array.size == 0 or array.dtype.str == column.dtype:
+            return array.astype(column.dtype, copy=False)
         if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and column.dtype[1] != "f"):
             raise TypeError(f"its dtype is {array.dtype}")
         with np.errstate(over="raise"):
             stored = array.astype(column.dtype)
-        if array.dtype.kind in "biu" and not np.array_equal(stored, array):
+        if array.dtype.kind != "f" and not np.array_equal(stored, array):
             raise OverflowError("its numbers are out of range")
         return stored
     except (ArithmeticError, TypeError, ValueError) as error:
