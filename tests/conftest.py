@@ -1,4 +1,4 @@
-"""Fixtures that several tests share. Being here, it also puts this folder on the path: ``import images`` works."""
+"""Fixtures that several tests share. Being here, it also puts this folder on the path: ``import make`` works."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from images import jpeg, png
+from make import jpeg, png
 
 pytest.register_assert_rewrite("contracts.reader")
 

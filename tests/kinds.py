@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 
-from images import jpeg
-from sources.source_inputs import example, frame
+from make import example, frame, jpeg
 
 import packfmt
 from packfmt.sources.inputs import Inputs, Probe
@@ -112,7 +111,7 @@ def hdf5(folder: Path, images: Sequence[bytes] = IMAGES) -> Path:
 
 
 def lmdb(folder: Path, images: Sequence[bytes] = IMAGES) -> Path:
-    from sources.foreign_inputs import write_lmdb
+    from make import write_lmdb
 
     entries = [(b"num-samples", b"3")]
     for number, (label, data) in enumerate(zip(LABELS, images, strict=True), 1):

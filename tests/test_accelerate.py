@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("accelerate", reason="accelerate is not installed; test_sampling_ranks has what stands for it")
 
 import accelerate_program as program
-from images import jpeg
+from make import jpeg
 
 import packfmt
 

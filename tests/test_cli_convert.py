@@ -15,8 +15,7 @@ from typing import Any
 import kinds
 import numpy as np
 import pytest
-from sources.foreign_inputs import write_lmdb
-from sources.source_inputs import Trap, example, frame, trapped_pickle
+from make import Trap, example, frame, trapped_pickle, write_lmdb
 
 import packfmt
 from packfmt.cli import main

@@ -17,8 +17,7 @@ from typing import Any
 import kinds
 import numpy as np
 import pytest
-from images import jpeg, png
-from sources.source_inputs import example, frame
+from make import example, frame, jpeg, png
 
 import packfmt
 from packfmt import converting

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from images import exif, jpeg, oriented_jpeg, picture, pillow_pixels, png, real_images, saved, with_segment
+from make import exif, jpeg, oriented_jpeg, picture, pillow_pixels, png, real_images, saved, with_segment
 from PIL import Image
 from training_packs import (
     CROP,

@@ -9,12 +9,12 @@ import threading
 import time
 import tracemalloc
 
-import images
+import make
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from images import EOI, HEIGHT, WIDTH, pillow_pixels
+from make import EOI, HEIGHT, WIDTH, pillow_pixels
 from PIL import Image, ImageFile
 
 from packfmt.errors import DecodeError
@@ -22,7 +22,7 @@ from packfmt.images import libjpeg, pillow
 from packfmt.images.decode import Decoder, decode, decode_into
 from packfmt.images.jpeg import is_plain, read_jpeg
 
-WHOLE = images.WHOLE
+WHOLE = make.WHOLE
 JPEGS = [name for name, data in WHOLE.items() if data[:2] == b"\xff\xd8"]
 
 
@@ -87,7 +87,7 @@ class TestPillowsPixels:
 class TestOrientation:
     @pytest.mark.parametrize("orientation", range(9))
     def test_apply(self, orientation):
-        data = images.oriented_jpeg(orientation)
+        data = make.oriented_jpeg(orientation)
         expected = pillow_pixels(data, upright=True)
         np.testing.assert_array_equal(decode(data, orientation="apply"), expected)
         out = slots(1, *expected.shape[:2])
@@ -96,7 +96,7 @@ class TestOrientation:
 
     @pytest.mark.parametrize("orientation", range(1, 9))
     def test_boxes_count_in_the_upright_picture(self, orientation):
-        data = images.oriented_jpeg(orientation)
+        data = make.oriented_jpeg(orientation)
         box = (3, 5, 31, 33)
         out = slots(1, 16, 18)
         Decoder(orientation="apply").decode_into([data], out, boxes=np.array([box]), flips=np.array([True]))
@@ -104,24 +104,24 @@ class TestOrientation:
 
     @pytest.mark.parametrize("orientation", range(1, 9))
     def test_ignored_by_default(self, orientation):
-        np.testing.assert_array_equal(decode(images.oriented_jpeg(orientation)), pillow_pixels(images.jpeg()))
+        np.testing.assert_array_equal(decode(make.oriented_jpeg(orientation)), pillow_pixels(make.jpeg()))
 
     def test_tags_from_an_index_are_used(self):
         out = slots(1, WIDTH, HEIGHT)
-        Decoder(orientation="apply").decode_into([images.jpeg()], out, orientations=np.array([6], np.uint8))
-        np.testing.assert_array_equal(out[0], pillow_pixels(images.oriented_jpeg(6), upright=True))
+        Decoder(orientation="apply").decode_into([make.jpeg()], out, orientations=np.array([6], np.uint8))
+        np.testing.assert_array_equal(out[0], pillow_pixels(make.oriented_jpeg(6), upright=True))
 
     @pytest.mark.parametrize("orientation", [3, 6])
     def test_tiff_is_always_upright(self, orientation):
-        data = images.tiff(tiffinfo={274: orientation})
+        data = make.tiff(tiffinfo={274: orientation})
         for policy in ("ignore", "apply"):
             np.testing.assert_array_equal(decode(data, orientation=policy), pillow_pixels(data))
 
     def test_png_and_webp(self):
-        png = images.png()
+        png = make.png()
         for data in (
-            images.webp(exif=b"Exif\0\0" + images.exif(6)),
-            png[:33] + images.png_chunk(b"eXIf", images.exif(8)) + png[33:],
+            make.webp(exif=b"Exif\0\0" + make.exif(6)),
+            png[:33] + make.png_chunk(b"eXIf", make.exif(8)) + png[33:],
         ):
             np.testing.assert_array_equal(decode(data, orientation="apply"), pillow_pixels(data, upright=True))
 
@@ -140,7 +140,7 @@ class TestSizes:
             first = decode(WHOLE[name])
             kept = first.copy()
             first_writable = first.flags.writeable
-            decode(images.jpeg(seed=5))
+            decode(make.jpeg(seed=5))
             np.testing.assert_array_equal(first, kept)
             assert first_writable
 
@@ -151,10 +151,10 @@ class TestSizes:
 
     def test_box_does_not_look_outside(self):
         """Crop, then resize: a pixel beside the box has no say, unlike in Pillow's resize(box=...)."""
-        left = images.picture()
+        left = make.picture()
         right = left.copy()
         right[:, 20:] = 255 - right[:, 20:]
-        one, other = (decode(images.saved(side, "PNG"), box=(0, 0, 20, 20), size=(7, 7)) for side in (left, right))
+        one, other = (decode(make.saved(side, "PNG"), box=(0, 0, 20, 20), size=(7, 7)) for side in (left, right))
         np.testing.assert_array_equal(one, other)
 
     @pytest.mark.parametrize("box", [(0, 0, 0, 5), (5, 5, 4, 9), (-1, 0, 5, 5), (0, 0, 41, 5), (0, 0, 5, 49)])
@@ -166,7 +166,7 @@ class TestSizes:
 class TestBatch:
     def test_another_size_is_never_resized_unasked(self):
         """Smaller, larger and turned images; the fast path must not leave part of a slot undefined."""
-        records = [images.jpeg(), images.jpeg(24, 20), images.jpeg(96, 80), images.jpeg(40, 48), images.png()]
+        records = [make.jpeg(), make.jpeg(24, 20), make.jpeg(96, 80), make.jpeg(40, 48), make.png()]
         out = slots(5)
         failures = decode_into(records, out)
         assert [position for position, _ in failures] == [1, 2, 3]
@@ -279,7 +279,7 @@ class TestTruncated:
         [
             WHOLE["baseline"],
             WHOLE["rare subsampling"],
-            images.saved(images.picture(channels=1)[..., 0], "JPEG", quality=10, optimize=True),  # zeros are codes
+            make.saved(make.picture(channels=1)[..., 0], "JPEG", quality=10, optimize=True),  # zeros are codes
         ],
         ids=["baseline", "through Pillow", "optimised"],
     )
@@ -310,7 +310,7 @@ class TestTruncated:
             np.testing.assert_array_equal(part[:8], whole[:8])
 
     def test_partial_through_pillow(self):
-        data = images.rare_subsampling_jpeg()
+        data = make.rare_subsampling_jpeg()
         with pytest.raises(DecodeError, match="truncated"):
             decode(data[:-4])
         assert decode(data[:-4], partial=True).shape == (16, 16, 3)
@@ -318,10 +318,10 @@ class TestTruncated:
     def test_partial_needs_a_whole_header(self):
         data = WHOLE["baseline"]
         with pytest.raises(DecodeError):
-            decode(data[: images.frame_at(data) + 19], partial=True)
+            decode(data[: make.frame_at(data) + 19], partial=True)
 
     def test_partial_leaves_no_setting_behind(self):
-        decode(images.rare_subsampling_jpeg()[:-4], partial=True)
+        decode(make.rare_subsampling_jpeg()[:-4], partial=True)
         assert ImageFile.LOAD_TRUNCATED_IMAGES is False
 
 
@@ -349,30 +349,30 @@ class TestHarmless:
     @pytest.mark.parametrize("name", ["baseline", "progressive", "cmyk"])
     def test_junk_between_segments(self, name):
         data = WHOLE[name]
-        place = images.frame_at(data)
+        place = make.frame_at(data)
         np.testing.assert_array_equal(decode(data[:place] + b"junk" + data[place:]), decode(data))
 
     def test_junk_does_not_hide_a_cut(self):
         data = WHOLE["baseline"]
-        place = images.frame_at(data)
+        place = make.frame_at(data)
         with pytest.raises(DecodeError, match="truncated"):
             decode(data[:place] + b"junk" + data[place:-100])
 
     def test_unknown_adobe_transform(self):
-        data = images.adobe(images.jpeg(), 77)
+        data = make.adobe(make.jpeg(), 77)
         np.testing.assert_array_equal(decode(data), pillow_pixels(data))
 
     def test_bad_profile(self):
-        data = images.with_segment(images.jpeg(), 0xE2, b"ICC_PROFILE\0\x09\x02broken")
-        np.testing.assert_array_equal(decode(data), decode(images.jpeg()))
+        data = make.with_segment(make.jpeg(), 0xE2, b"ICC_PROFILE\0\x09\x02broken")
+        np.testing.assert_array_equal(decode(data), decode(make.jpeg()))
 
     def test_bad_exif(self):
-        data = images.with_segment(images.jpeg(), 0xE1, b"Exif\0\0MM\0*\xff\xff\xff\xff")
-        np.testing.assert_array_equal(decode(data, orientation="apply"), decode(images.jpeg()))
+        data = make.with_segment(make.jpeg(), 0xE1, b"Exif\0\0MM\0*\xff\xff\xff\xff")
+        np.testing.assert_array_equal(decode(data, orientation="apply"), decode(make.jpeg()))
 
     def test_bad_exif_in_pillows_hands_warns_nobody(self):
-        data = images.with_segment(images.rare_subsampling_jpeg(), 0xE1, b"Exif\0\0MM\0*\0\0\0\x08\xff\xff\0")
-        np.testing.assert_array_equal(decode(data), decode(images.rare_subsampling_jpeg()))
+        data = make.with_segment(make.rare_subsampling_jpeg(), 0xE1, b"Exif\0\0MM\0*\0\0\0\x08\xff\xff\0")
+        np.testing.assert_array_equal(decode(data), decode(make.rare_subsampling_jpeg()))
 
     @pytest.mark.parametrize("number", range(4))
     def test_lost_restart_marker_is_damage(self, number):
@@ -383,23 +383,23 @@ class TestHarmless:
 
 
 class TestRefused:
-    @pytest.mark.parametrize("data", [images.png("I;16"), images.tiff("I;16"), images.tiff("F")])
+    @pytest.mark.parametrize("data", [make.png("I;16"), make.tiff("I;16"), make.tiff("F")])
     def test_more_than_eight_bits(self, data):
         with pytest.raises(DecodeError, match="more than 8 bits"):
             decode(data)
 
     def test_twelve_bit_jpeg(self):
         with pytest.raises(DecodeError, match="12 bits per sample"):
-            decode(images.reframed(images.jpeg(), 0xC1, 12))
+            decode(make.reframed(make.jpeg(), 0xC1, 12))
 
     def test_lossless_jpeg(self):
         with pytest.raises(DecodeError, match="JPEG"):
-            decode(images.reframed(images.jpeg(), 0xC3))
+            decode(make.reframed(make.jpeg(), 0xC3))
 
     @pytest.mark.parametrize("kind", ["PPM", "ICO", "TGA", "EPS", "SGI", "PCX"])
     def test_formats_off_the_list(self, kind):
         with pytest.raises(DecodeError, match="not an image"):
-            decode(images.saved(images.picture(), kind))
+            decode(make.saved(make.picture(), kind))
 
     def test_zero_bytes(self):
         with pytest.raises(DecodeError, match="zero bytes"):
@@ -410,14 +410,14 @@ class TestHostile:
     @pytest.mark.parametrize(
         "make",
         [
-            lambda: images.resized_header(images.jpeg(), 65_500, 65_500),
-            lambda: images.resized_header(images.jpeg(), 13_000, 13_000),
-            lambda: images.resized_header(images.progressive_jpeg(), 65_500, 2_700),
-            lambda: images.resized_header(images.cmyk_jpeg(0), 13_000, 13_000),
-            lambda: images.png_header(13_000, 13_000) + images.png()[33:],
-            images.png_bomb,
-            images.text_bomb_png,
-            images.many_scans_jpeg,
+            lambda: make.resized_header(make.jpeg(), 65_500, 65_500),
+            lambda: make.resized_header(make.jpeg(), 13_000, 13_000),
+            lambda: make.resized_header(make.progressive_jpeg(), 65_500, 2_700),
+            lambda: make.resized_header(make.cmyk_jpeg(0), 13_000, 13_000),
+            lambda: make.png_header(13_000, 13_000) + make.png()[33:],
+            make.png_bomb,
+            make.text_bomb_png,
+            make.many_scans_jpeg,
         ],
     )
     def test_bombs_fail_fast_in_little_memory(self, make):
@@ -438,13 +438,13 @@ class TestHostile:
 
     def test_flat_pictures_are_no_bombs(self):
         """A JPEG of one colour is the most compact there is."""
-        flat = images.saved(np.full((2000, 3000, 3), 90, np.uint8), "JPEG", optimize=True, quality=1)
+        flat = make.saved(np.full((2000, 3000, 3), 90, np.uint8), "JPEG", optimize=True, quality=1)
         assert (decode(flat) == pillow_pixels(flat)).all()
-        flat = images.saved(np.full((2000, 3000, 3), 90, np.uint8), "JPEG", progressive=True, quality=1)
+        flat = make.saved(np.full((2000, 3000, 3), 90, np.uint8), "JPEG", progressive=True, quality=1)
         assert (decode(flat) == pillow_pixels(flat)).all()
 
     def test_thousands_of_frames(self):
-        gif = images.gif()
+        gif = make.gif()
         frame = gif[gif.index(b"\x2c", 13 + 768) : -1]
         data = gif[:-1] + frame * 2_000 + b";"
         np.testing.assert_array_equal(decode(data), decode(gif))
@@ -453,7 +453,7 @@ class TestHostile:
     @pytest.mark.parametrize("sampling", [*range(0x11, 0x15), 0x22, 0x41, 0x44])
     def test_subsamplings_without_a_name(self, sampling, tail):
         data = bytearray(WHOLE["baseline"])
-        data[images.frame_at(bytes(data)) + 11] = sampling
+        data[make.frame_at(bytes(data)) + 11] = sampling
         with contextlib.suppress(DecodeError):
             assert decode(bytes(data) + tail).shape == (HEIGHT, WIDTH, 3)
 
@@ -469,7 +469,7 @@ class TestHostile:
         header = read_jpeg(WHOLE[name])
         plain = header.one_scan and header.components != 4 and header.frame in (0xC0, 0xC1) and not header.junk
         assert is_plain(WHOLE[name]) == plain
-        assert not is_plain(memoryview(WHOLE[name])[: images.frame_at(WHOLE[name])])
+        assert not is_plain(memoryview(WHOLE[name])[: make.frame_at(WHOLE[name])])
 
     def test_a_second_scan_where_one_is_announced_is_no_way_round_the_limit(self, monkeypatch):
         data = WHOLE["baseline"]
@@ -479,10 +479,10 @@ class TestHostile:
             decode(data[:-2] + scan * 2_000 + data[-2:])
 
     def test_scans_up_to_the_limit(self):
-        assert libjpeg.few_scans(images.many_scans_jpeg(480))
-        assert not libjpeg.few_scans(images.many_scans_jpeg(501))
+        assert libjpeg.few_scans(make.many_scans_jpeg(480))
+        assert not libjpeg.few_scans(make.many_scans_jpeg(501))
         with pytest.raises(DecodeError, match="more than 500 scans"):
-            decode(images.many_scans_jpeg(501))
+            decode(make.many_scans_jpeg(501))
 
     def test_limit_is_an_option(self):
         for name in ("baseline", "cmyk", "png"):
@@ -510,7 +510,7 @@ class TestHostile:
             assert pixels.shape[2] == 3
 
 
-MEMORY = images.jpeg(700, 900)  # whose pixels make a thread's memory larger than any other's here need
+MEMORY = make.jpeg(700, 900)  # whose pixels make a thread's memory larger than any other's here need
 
 
 def outcome(decoder: Decoder, data: bytes, before: bytes | None) -> tuple[list[tuple[int, str]], bytes, bytes]:
@@ -563,10 +563,10 @@ class TestMemoryThatLiesReady:
     @pytest.mark.parametrize(
         "data",
         [
-            images.resized_header(images.jpeg(), 600, 500),
-            images.many_scans_jpeg(501),
-            b"\xff\xd8" + b"\xff\xe5\0\2" * 9_990 + images.jpeg()[2:],
-            b"\xff\xd8" + b"\xff\xe5\0\2" * 10_000 + images.jpeg()[2:],
+            make.resized_header(make.jpeg(), 600, 500),
+            make.many_scans_jpeg(501),
+            b"\xff\xd8" + b"\xff\xe5\0\2" * 9_990 + make.jpeg()[2:],
+            b"\xff\xd8" + b"\xff\xe5\0\2" * 10_000 + make.jpeg()[2:],
         ],
     )
     def test_hostile_files(self, data):
@@ -578,7 +578,7 @@ class TestMemoryThatLiesReady:
         assert with_memory == outcome(Decoder(max_pixels=most), WHOLE["baseline"], None)
 
     def test_the_header_is_not_looked_at_twice(self, monkeypatch):
-        records = [images.jpeg(seed=seed) for seed in range(3)]
+        records = [make.jpeg(seed=seed) for seed in range(3)]
         boxes = np.array([[0, 0, 20, 20]] * 3)
         decode_into(records, slots(3, 16, 16), boxes=boxes)
         monkeypatch.setattr(libjpeg, "usual_size", None)
@@ -606,8 +606,8 @@ class TestDecoder:
 
         decoder = Decoder(resize=record, orientation="apply")
         out = slots(1, 10, 10)
-        decoder.decode_into([images.oriented_jpeg(7)], out, boxes=np.array([[0, 0, 30, 20]]), flips=np.array([True]))
-        Decoder(resize=record).decode_into([images.jpeg()] * 2, slots(2), flips=np.array([True, False]))
+        decoder.decode_into([make.oriented_jpeg(7)], out, boxes=np.array([[0, 0, 30, 20]]), flips=np.array([True]))
+        Decoder(resize=record).decode_into([make.jpeg()] * 2, slots(2), flips=np.array([True, False]))
         assert calls == [((20, 30, 3), (10, 10, 3), True, False), ((HEIGHT, WIDTH, 3),) * 2 + (True, True)]
 
     def test_odd_addresses(self):
@@ -617,7 +617,7 @@ class TestDecoder:
         def record(crop, out, flip):
             crops.append(crop.ctypes.data)
 
-        wide = images.jpeg(64, 96)
+        wide = make.jpeg(64, 96)
         Decoder(resize=record).decode_into([wide], slots(1, 16, 16), boxes=np.array([[0, 0, 96, 64]]))
         Decoder(resize=record).decode(wide, size=(16, 16))
         assert [address % 2 for address in (*crops, decode(wide).ctypes.data)] == [1, 1, 1]
@@ -625,14 +625,14 @@ class TestDecoder:
     def test_a_result_is_the_callers_own(self):
         """Not the scratch memory that the next picture goes to."""
         for options in ({}, {"box": (0, 0, 20, 20)}, {"box": (0, 0, 20, 20), "size": (20, 20)}, {"size": (40, 60)}):
-            first = decode(images.jpeg(40, 60, seed=1), **options)
+            first = decode(make.jpeg(40, 60, seed=1), **options)
             kept = first.copy()
-            decode(images.jpeg(40, 60, seed=2), **options)
+            decode(make.jpeg(40, 60, seed=2), **options)
             np.testing.assert_array_equal(first, kept)
 
     def test_many_threads(self):
         """Each has its own scratch memory: sizes differ, so that shared memory would mix pictures."""
-        records = [images.jpeg(30 + 7 * step, 90 - 5 * step, seed=step) for step in range(12)]
+        records = [make.jpeg(30 + 7 * step, 90 - 5 * step, seed=step) for step in range(12)]
         boxes = np.array([[1, 2, 28, 29]] * len(records))
         expected = slots(len(records), 16, 16)
         decode_into(records, expected, boxes=boxes)
@@ -677,7 +677,7 @@ REFUSED = {
 class TestRealImages:
     def test_odd(self):
         """Pillow's pixels, or the stated reason."""
-        paths = sorted((images.real_images() / "odd").iterdir())
+        paths = sorted((make.real_images() / "odd").iterdir())
         for path in paths:
             data = path.read_bytes()
             if path.name in REFUSED:
@@ -688,12 +688,12 @@ class TestRealImages:
         assert len(paths) > 80
 
     def test_orientation(self):
-        for path in sorted((images.real_images() / "exif-orientation").glob("*.jpg")):
+        for path in sorted((make.real_images() / "exif-orientation").glob("*.jpg")):
             upright = decode(path.read_bytes(), orientation="apply")
             np.testing.assert_array_equal(upright, pillow_pixels(path.read_bytes(), upright=True), err_msg=path.name)
 
     def test_photos(self):
-        paths = sorted((images.real_images() / "clothing" / "validation").rglob("*.jpg"))[::40]
+        paths = sorted((make.real_images() / "clothing" / "validation").rglob("*.jpg"))[::40]
         for path in paths:
             data = path.read_bytes()
             np.testing.assert_array_equal(decode(data), pillow_pixels(data), err_msg=path.name)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import images
+import make
 import numpy as np
 import pytest
 
@@ -45,13 +45,13 @@ def shown(decode: Decode, data: bytes) -> np.ndarray | None:
 def photos() -> list[bytes]:
     """Baseline, progressive, gray, with restart markers, of several sizes."""
     made = jpegs(8_000, 200, 160, 8) + jpegs(2_000, 64, 64, 8)
-    picture = images.picture(96, 80)
+    picture = make.picture(96, 80)
     return [
         *made,
-        images.saved(picture, "JPEG", progressive=True),
-        images.saved(picture, "JPEG", restart_marker_blocks=2),
-        images.saved(picture[..., 0], "JPEG"),
-        images.saved(picture, "JPEG", optimize=True, subsampling=0),
+        make.saved(picture, "JPEG", progressive=True),
+        make.saved(picture, "JPEG", restart_marker_blocks=2),
+        make.saved(picture[..., 0], "JPEG"),
+        make.saved(picture, "JPEG", optimize=True, subsampling=0),
     ]
 
 
@@ -84,9 +84,9 @@ def test_damage_is_found_at_all(photos: list[bytes]) -> None:
 HARMLESS = {
     "JFIF revision": lambda data: data.replace(b"JFIF\0\x01", b"JFIF\0\x09", 1),
     "SOS parameters": lambda data: data.replace(b"\x11\x03\x11\x00\x3f\x00", b"\x11\x03\x11\x00\x00\x00", 1),
-    "Adobe transform": lambda data: images.adobe(data, 77),
-    "ICC profile": lambda data: images.with_segment(data, 0xE2, b"ICC_PROFILE\0\x09\x02broken"),
-    "bytes between segments": lambda data: data[: images.frame_at(data)] + b"junk" + data[images.frame_at(data) :],
+    "Adobe transform": lambda data: make.adobe(data, 77),
+    "ICC profile": lambda data: make.with_segment(data, 0xE2, b"ICC_PROFILE\0\x09\x02broken"),
+    "bytes between segments": lambda data: data[: make.frame_at(data)] + b"junk" + data[make.frame_at(data) :],
     "bytes before the end": lambda data: data[:-2] + b"\0" * 40 + data[-2:],
 }
 
@@ -94,7 +94,7 @@ HARMLESS = {
 @pytest.mark.parametrize("name", HARMLESS)
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_what_is_harmless_is_decoded_as_pillow_does(decoder: str, name: str) -> None:
-    whole = images.jpeg()
+    whole = make.jpeg()
     odd = HARMLESS[name](whole)
     assert odd != whole
     np.testing.assert_array_equal(DECODERS[decoder](odd), by_pillow(odd))
@@ -102,14 +102,14 @@ def test_what_is_harmless_is_decoded_as_pillow_does(decoder: str, name: str) -> 
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_is_harmless_hides_no_damage(name: str) -> None:
-    whole = images.jpeg()
+    whole = make.jpeg()
     scan = whole.index(b"\xff\xda") + 40
     broken = HARMLESS[name](whole[:scan] + b"\xff\xc4" + whole[scan:])
     with pytest.raises(DecodeError, match="damaged JPEG"):
         packfmt.decode(broken)
 
 
-DIVIDED = [images.jpeg(restart_marker_blocks=2), images.jpeg(restart_marker_blocks=2, progressive=True)]
+DIVIDED = [make.jpeg(restart_marker_blocks=2), make.jpeg(restart_marker_blocks=2, progressive=True)]
 divided = pytest.mark.parametrize("whole", DIVIDED, ids=["one pass", "progressive"])
 
 
@@ -142,12 +142,12 @@ def test_bytes_left_over_before_a_restart_marker_are_damage(whole: bytes) -> Non
 def repeated_scans(times: int) -> bytes:
     """A flat colour JPEG of one scan for each component, whose first comes often, each followed by stray bytes that
     libjpeg does not mind, and the last by more of them."""
-    gray = images.saved(np.full((16, 16), 128, np.uint8), "JPEG")
-    frame, scan = images.frame_at(gray), gray.index(b"\xff\xda")
+    gray = make.saved(np.full((16, 16), 128, np.uint8), "JPEG")
+    frame, scan = make.frame_at(gray), gray.index(b"\xff\xda")
     components = b"".join(bytes([number, 0x11, 0]) for number in (1, 2, 3))
     head = gray[:frame] + b"\xff\xc0\0\x11" + gray[frame + 4 : frame + 9] + b"\3" + components
     scans = [b"\xff\xda\0\x08\1" + bytes([number, 0]) + b"\0\x3f\0" + gray[scan + 10 : -2] for number in (1, 2, 3)]
-    return head + gray[frame + 13 : scan] + (scans[0] + b"U" * 3) * times + b"U" * 3 + scans[1] + scans[2] + images.EOI
+    return head + gray[frame + 13 : scan] + (scans[0] + b"U" * 3) * times + b"U" * 3 + scans[1] + scans[2] + make.EOI
 
 
 def test_stray_bytes_do_not_multiply_the_work_of_many_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,13 +170,13 @@ def test_stray_bytes_do_not_multiply_the_work_of_many_passes(monkeypatch: pytest
 
 @pytest.mark.parametrize("marker", [b"\xff\xda", b"\xff\xc4"])
 def test_bytes_between_passes_are_passed_over_as_pillow_does(marker: bytes) -> None:
-    data = images.progressive_jpeg()
+    data = make.progressive_jpeg()
     place = data.index(marker, data.index(b"\xff\xda") + 2)
     odd = data[:place] + b"stray bytes" + data[place:]
     np.testing.assert_array_equal(packfmt.decode(odd), by_pillow(odd))
 
 
-@pytest.mark.parametrize("made", [images.jpeg, images.progressive_jpeg, images.rare_subsampling_jpeg])
+@pytest.mark.parametrize("made", [make.jpeg, make.progressive_jpeg, make.rare_subsampling_jpeg])
 def test_a_marker_in_the_scan_is_damage_whoever_decodes(made: Callable[[], bytes]) -> None:
     data = made()
     place = data.rindex(b"\xff\xda") + 14
@@ -186,7 +186,7 @@ def test_a_marker_in_the_scan_is_damage_whoever_decodes(made: Callable[[], bytes
 
 def test_packing_verifying_and_training_agree(tmp_path: Path) -> None:
     """Stray bytes that Pillow reads are a picture for all of them; a marker in the scan is an error for all."""
-    whole = images.jpeg()
+    whole = make.jpeg()
     scan = whole.index(b"\xff\xda") + 40
     for name, data in {
         "good": HARMLESS["bytes between segments"](whole),

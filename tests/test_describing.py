@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from images import cmyk_jpeg, jpeg, oriented_jpeg
+from make import cmyk_jpeg, jpeg, oriented_jpeg
 
 import packfmt
 from packfmt import cli, storage

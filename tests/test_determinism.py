@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from images import jpeg
+from make import jpeg
 from torch.utils.data import DataLoader
 from training_packs import CROP, FLIP, FORKS_BESIDE_THREADS, add_noise, labels_of, make_pack, pixels_of
 

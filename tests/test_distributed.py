@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="ranks need torch")
 pytest.importorskip("torch.distributed", reason="this torch has no torch.distributed")
 
 import ranks_program  # noqa: E402  (after the skips)
-from images import jpeg  # noqa: E402
+from make import jpeg  # noqa: E402
 from train_inputs import image_columns  # noqa: E402
 
 import packfmt  # noqa: E402

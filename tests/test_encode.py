@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import images
+import io
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
-from images import picture, pillow_pixels
+from make import picture, pillow_pixels
+from PIL import Image
 
 from packfmt.images.decode import decode
 from packfmt.images.encode import encode_jpeg, encode_png, parse_encoding
@@ -34,7 +36,7 @@ def test_png_of_two_dimensions_is_gray():
 
 def test_png_of_sixteen_bits():
     pixels = np.arange(12, dtype=np.uint16).reshape(3, 4) * 5000
-    with images.Image.open(images.io.BytesIO(encode_png(pixels))) as image:
+    with Image.open(io.BytesIO(encode_png(pixels))) as image:
         np.testing.assert_array_equal(np.asarray(image), pixels)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from images import jpeg, png
+from make import jpeg, png
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.sources.base import BadEntry, SkipEntry

@@ -13,8 +13,8 @@ from typing import Any
 
 import lmdb_damage_program
 import pytest
-from images import jpeg
 from lmdb_damage_program import HARMS, page_size_of
+from make import jpeg
 
 from packfmt import storage
 

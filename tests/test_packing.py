@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from images import cmyk_jpeg, gif, jpeg, oriented_jpeg, png
+from make import cmyk_jpeg, gif, jpeg, oriented_jpeg, png
 
 from packfmt import storage
 from packfmt.cli.convert import convert as convert_command

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from images import jpeg
+from make import jpeg
 
 import packfmt
 from packfmt.prefetch import prefetched

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from images import picture
+from make import picture
 from PIL import Image
 
 from packfmt.images import pillow

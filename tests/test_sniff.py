@@ -6,12 +6,12 @@ import contextlib
 import io
 import warnings
 
-import images
+import make
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from images import HEIGHT, WIDTH
+from make import HEIGHT, WIDTH
 from PIL import Image
 
 from packfmt.errors import DecodeError
@@ -66,21 +66,21 @@ HEADERS = {
 @pytest.mark.parametrize("name", HEADERS)
 def test_header(name):
     channels, code, flags = HEADERS[name]
-    assert sniff(images.WHOLE[name]) == ImageInfo(WIDTH, HEIGHT, channels, code, 0, flags)
+    assert sniff(make.WHOLE[name]) == ImageInfo(WIDTH, HEIGHT, channels, code, 0, flags)
 
 
-@pytest.mark.parametrize("name", images.WHOLE)
+@pytest.mark.parametrize("name", make.WHOLE)
 def test_size_is_pillows(name):
-    found = sniff(images.WHOLE[name])
-    with Image.open(io.BytesIO(images.WHOLE[name])) as image:
+    found = sniff(make.WHOLE[name])
+    with Image.open(io.BytesIO(make.WHOLE[name])) as image:
         assert (found.width, found.height) == image.size
 
 
-@pytest.mark.parametrize("name", images.WHOLE)
+@pytest.mark.parametrize("name", make.WHOLE)
 def test_magic_agrees_with_pillow(name):
-    with Image.open(io.BytesIO(images.WHOLE[name])) as image:
+    with Image.open(io.BytesIO(make.WHOLE[name])) as image:
         expected = {"MPO": "jpeg"}.get(image.format, image.format.lower())
-    assert FORMATS[magic(images.WHOLE[name])] == expected
+    assert FORMATS[magic(make.WHOLE[name])] == expected
 
 
 def test_codes_never_change():
@@ -89,7 +89,7 @@ def test_codes_never_change():
 
 
 def test_fields_fill_the_image_columns():
-    found = sniff(images.WHOLE["cmyk"])
+    found = sniff(make.WHOLE["cmyk"])
     for column in IMAGE_COLUMNS:
         value = getattr(found, column.name)
         assert np.array(value, column.dtype) == value
@@ -97,14 +97,14 @@ def test_fields_fill_the_image_columns():
 
 @pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview, lambda data: np.frombuffer(data, np.uint8)])
 def test_any_buffer(wrap):
-    for data in images.WHOLE.values():
+    for data in make.WHOLE.values():
         assert sniff(wrap(data)) == sniff(data)
 
 
 @pytest.mark.parametrize("wrap", [bytes, memoryview])
 def test_a_jpeg_with_a_long_comment(wrap):
     """A header is taken from the first 4 KiB where it ends there, and from the whole file where it does not."""
-    data = images.jpeg()
+    data = make.jpeg()
     for length in (*range(3400, 4096), 60_000):
         commented = data[:2] + b"\xff\xfe" + (length + 2).to_bytes(2, "big") + bytes(length) + data[2:]
         assert sniff(wrap(commented)) == sniff(data), length
@@ -112,7 +112,7 @@ def test_a_jpeg_with_a_long_comment(wrap):
 
 def test_png_named_jpg_is_a_png(tmp_path):
     path = tmp_path / "photo.jpg"
-    path.write_bytes(images.png())
+    path.write_bytes(make.png())
     assert FORMATS[sniff(path.read_bytes()).format] == "png"
 
 
@@ -120,95 +120,95 @@ class TestOrientation:
     @pytest.mark.parametrize("order", [">", "<"])
     @pytest.mark.parametrize("orientation", range(1, 9))
     def test_jpeg(self, orientation, order):
-        assert sniff(images.oriented_jpeg(orientation, order)).orientation == orientation
+        assert sniff(make.oriented_jpeg(orientation, order)).orientation == orientation
 
     @pytest.mark.parametrize("orientation", [0, 9, 255, 65535])
     def test_impossible_values_are_no_tag(self, orientation):
-        assert sniff(images.oriented_jpeg(orientation)).orientation == 0
+        assert sniff(make.oriented_jpeg(orientation)).orientation == 0
 
     @pytest.mark.parametrize("kind", [3, 4, 8, 9])
     def test_whole_number_types(self, kind):
-        data = images.with_segment(images.jpeg(), 0xE1, b"Exif\0\0" + images.exif(6, kind=kind))
+        data = make.with_segment(make.jpeg(), 0xE1, b"Exif\0\0" + make.exif(6, kind=kind))
         assert sniff(data).orientation == 6
 
     def test_other_types_are_no_tag(self):
-        data = images.with_segment(images.jpeg(), 0xE1, b"Exif\0\0" + images.exif(6, kind=5))
+        data = make.with_segment(make.jpeg(), 0xE1, b"Exif\0\0" + make.exif(6, kind=5))
         assert sniff(data).orientation == 0
 
     @pytest.mark.parametrize("cut", range(1, 26))
     def test_cut_exif_is_no_error(self, cut):
-        data = images.with_segment(images.jpeg(), 0xE1, b"Exif\0\0" + images.exif(6)[:cut])
+        data = make.with_segment(make.jpeg(), 0xE1, b"Exif\0\0" + make.exif(6)[:cut])
         assert sniff(data).orientation in (0, 6)
 
     def test_directory_outside_the_segment(self):
-        block = images.exif(6)
-        data = images.with_segment(images.jpeg(), 0xE1, b"Exif\0\0" + block[:4] + b"\xff\xff\xff\xf0" + block[8:])
+        block = make.exif(6)
+        data = make.with_segment(make.jpeg(), 0xE1, b"Exif\0\0" + block[:4] + b"\xff\xff\xff\xf0" + block[8:])
         assert sniff(data).orientation == 0
 
     def test_is_not_read_beyond_the_segment(self):
         """The directory claims more entries than the segment holds, and what follows looks like the tag."""
-        cut = b"Exif\0\0" + images.exif(6)[:10]
+        cut = b"Exif\0\0" + make.exif(6)[:10]
         segment = b"\xff\xe1" + (len(cut) + 2).to_bytes(2, "big") + cut
-        data = images.jpeg()
-        assert sniff(data[:2] + segment + images.exif(6)[10:22] + data[2:]).orientation == 0
+        data = make.jpeg()
+        assert sniff(data[:2] + segment + make.exif(6)[10:22] + data[2:]).orientation == 0
 
     def test_first_exif_block_wins(self):
-        assert sniff(images.with_segment(images.oriented_jpeg(3), 0xE1, b"Exif\0\0" + images.exif(6))).orientation == 6
+        assert sniff(make.with_segment(make.oriented_jpeg(3), 0xE1, b"Exif\0\0" + make.exif(6))).orientation == 6
 
     def test_png(self):
-        data = images.png()
-        chunk = images.png_chunk(b"eXIf", images.exif(6))
+        data = make.png()
+        chunk = make.png_chunk(b"eXIf", make.exif(6))
         assert sniff(data[:33] + chunk + data[33:]).orientation == 6
 
     def test_webp(self):
-        assert sniff(images.webp(exif=b"Exif\0\0" + images.exif(8))).orientation == 8
-        assert sniff(images.webp(exif=images.exif(5))).orientation == 5
+        assert sniff(make.webp(exif=b"Exif\0\0" + make.exif(8))).orientation == 8
+        assert sniff(make.webp(exif=make.exif(5))).orientation == 5
 
     @pytest.mark.parametrize("orientation", range(1, 9))
     def test_tiff_counts_as_upright(self, orientation):
         """Its decoders turn the pixels themselves, so that the size is that of the turned picture."""
-        found = sniff(images.tiff(tiffinfo={274: orientation}))
+        found = sniff(make.tiff(tiffinfo={274: orientation}))
         size = (HEIGHT, WIDTH) if orientation >= 5 else (WIDTH, HEIGHT)
         assert (found.orientation, found.width, found.height) == (0, *size)
 
     def test_real_photos(self):
-        for path in sorted((images.real_images() / "exif-orientation").glob("*.jpg")):
+        for path in sorted((make.real_images() / "exif-orientation").glob("*.jpg")):
             assert sniff(path.read_bytes()).orientation == int(path.stem[-1])
 
 
 class TestEnd:
     @pytest.mark.parametrize("name", ["baseline", "progressive", "cmyk", "png", "webp", "gif"])
     def test_cut_in_the_middle(self, name):
-        data = images.WHOLE[name]
+        data = make.WHOLE[name]
         assert sniff(data[: len(data) * 2 // 3]).flags & NO_END
 
     def test_marker_alone_missing(self):
-        assert sniff(images.jpeg()[:-2]).flags == NO_END
-        assert sniff(images.png()[:-12]).flags == NO_END
+        assert sniff(make.jpeg()[:-2]).flags == NO_END
+        assert sniff(make.png()[:-12]).flags == NO_END
 
     @pytest.mark.parametrize("name", ["baseline", "png", "webp"])
     def test_bytes_behind_it(self, name):
-        assert sniff(images.WHOLE[name] + b"trailing").flags == EXTRA
+        assert sniff(make.WHOLE[name] + b"trailing").flags == EXTRA
 
     def test_marker_within_exif_is_not_the_end(self):
-        data = images.with_segment(images.jpeg(), 0xE1, b"Exif\0\0" + images.exif(1) + b"\xff\xd8thumbnail\xff\xd9")
+        data = make.with_segment(make.jpeg(), 0xE1, b"Exif\0\0" + make.exif(1) + b"\xff\xd8thumbnail\xff\xd9")
         assert sniff(data[:-30]).flags == NO_END
 
 
 class TestUnusual:
     def test_twelve_bits(self):
-        assert sniff(images.reframed(images.jpeg(), 0xC1, 12)).flags == DEEP | UNUSUAL
+        assert sniff(make.reframed(make.jpeg(), 0xC1, 12)).flags == DEEP | UNUSUAL
 
     @pytest.mark.parametrize("frame", [0xC3, 0xC5, 0xC7, 0xC9, 0xCB])
     def test_lossless_hierarchical_arithmetic(self, frame):
-        assert sniff(images.reframed(images.jpeg(), frame)).flags == UNUSUAL
+        assert sniff(make.reframed(make.jpeg(), frame)).flags == UNUSUAL
 
     def test_progressive_arithmetic(self):
-        assert sniff(images.reframed(images.jpeg(), 0xCA)).flags == UNUSUAL | PROGRESSIVE
+        assert sniff(make.reframed(make.jpeg(), 0xCA)).flags == UNUSUAL | PROGRESSIVE
 
     def test_sixteen_bits(self):
-        assert sniff(images.png("I;16")).flags == DEEP
-        assert sniff(images.tiff("I;16")).flags == DEEP
+        assert sniff(make.png("I;16")).flags == DEEP
+        assert sniff(make.tiff("I;16")).flags == DEEP
 
 
 STRANGERS = {
@@ -241,43 +241,43 @@ def test_no_image_is_named(named):
 
 class TestBrokenHeader:
     def test_jpeg_cut_before_its_frame(self):
-        data = images.jpeg()
-        for length in range(3, images.frame_at(data) + 10):
+        data = make.jpeg()
+        for length in range(3, make.frame_at(data) + 10):
             with pytest.raises(DecodeError, match="no frame"):
                 sniff(data[:length])
 
     def test_jpeg_with_two_frames(self):
-        data = images.jpeg()
-        place = images.frame_at(data)
+        data = make.jpeg()
+        place = make.frame_at(data)
         with pytest.raises(DecodeError, match="second frame"):
             sniff(data[:place] + data[place : place + 19] + data[place:])
 
     def test_jpeg_segment_length(self):
-        data = images.jpeg()
+        data = make.jpeg()
         with pytest.raises(DecodeError, match="impossible length 1"):
             sniff(data[:4] + b"\0\1" + data[6:])
 
     def test_jpeg_components(self):
-        data = images.jpeg()
-        place = images.frame_at(data) + 9
+        data = make.jpeg()
+        place = make.frame_at(data) + 9
         with pytest.raises(DecodeError, match="7 components"):
             sniff(data[:place] + b"\7" + data[place + 1 :])
 
     @pytest.mark.parametrize("size", [(0, 5), (5, 0)])
     def test_no_pixels(self, size):
         with pytest.raises(DecodeError, match="at least 1x1"):
-            sniff(images.resized_header(images.jpeg(), *size))
+            sniff(make.resized_header(make.jpeg(), *size))
         with pytest.raises(DecodeError, match="at least 1x1"):
-            sniff(images.png_header(*size) + bytes(20))
+            sniff(make.png_header(*size) + bytes(20))
 
     def test_png_without_its_header(self):
         with pytest.raises(DecodeError, match="IHDR"):
-            sniff(images.png()[:32])
+            sniff(make.png()[:32])
 
     @pytest.mark.parametrize("code", ["webp", "gif", "bmp", "tiff"])
     def test_cut(self, code):
         with pytest.raises(DecodeError, match=r"cut|directory"):
-            sniff(images.WHOLE[code][: 18 if code == "bmp" else 12])
+            sniff(make.WHOLE[code][: 18 if code == "bmp" else 12])
 
     def test_tiff_without_size(self):
         with pytest.raises(DecodeError, match="no width"):
@@ -285,7 +285,7 @@ class TestBrokenHeader:
 
 
 class TestLimit:
-    @pytest.mark.parametrize("data", [images.resized_header(images.jpeg(), 65_500, 65_500), images.png_bomb()])
+    @pytest.mark.parametrize("data", [make.resized_header(make.jpeg(), 65_500, 65_500), make.png_bomb()])
     def test_bombs(self, data):
         with pytest.raises(DecodeError, match="max_pixels = 178,956,970"):
             sniff(data)
@@ -294,9 +294,9 @@ class TestLimit:
         assert MAX_PIXELS == 2 * Image.MAX_IMAGE_PIXELS
 
     def test_limit_itself_is_allowed(self):
-        assert sniff(images.jpeg(), max_pixels=WIDTH * HEIGHT).width == WIDTH
+        assert sniff(make.jpeg(), max_pixels=WIDTH * HEIGHT).width == WIDTH
         with pytest.raises(DecodeError, match="raise max_pixels"):
-            sniff(images.jpeg(), max_pixels=WIDTH * HEIGHT - 1)
+            sniff(make.jpeg(), max_pixels=WIDTH * HEIGHT - 1)
 
 
 class TestBoundedWork:
@@ -305,22 +305,22 @@ class TestBoundedWork:
     def test_many_tiny_segments(self):
         """The frame behind them is not even looked for."""
         with pytest.raises(DecodeError, match="no frame"):
-            sniff(b"\xff\xd8" + b"\xff\xe5\0\2" * 10_000 + images.jpeg()[2:])
+            sniff(b"\xff\xd8" + b"\xff\xe5\0\2" * 10_000 + make.jpeg()[2:])
 
     def test_fill_bytes(self):
         with pytest.raises(DecodeError, match="no frame"):
             sniff(b"\xff\xd8" + b"\xff" * 4_000_000)
 
     def test_gif_of_empty_blocks(self):
-        data = images.gif()
+        data = make.gif()
         assert sniff(data[:13] + b"\x21\xfe\0" * 1_000_000 + data[13:]).format == GIF
 
     def test_png_of_empty_chunks(self):
-        data = images.png()
-        assert sniff(data[:33] + images.png_chunk(b"abCd", b"") * 300_000 + data[33:]).width == WIDTH
+        data = make.png()
+        assert sniff(data[:33] + make.png_chunk(b"abCd", b"") * 300_000 + data[33:]).width == WIDTH
 
     def test_tiff_directory_in_a_loop(self):
-        data = bytearray(images.tiff())
+        data = bytearray(make.tiff())
         start = int.from_bytes(data[4:8], "little")
         end = start + 2 + 12 * int.from_bytes(data[start : start + 2], "little")
         data[end : end + 4] = data[4:8]
@@ -329,7 +329,7 @@ class TestBoundedWork:
 
 @pytest.mark.parametrize("name", ["baseline", "progressive", "png", "apng", "webp", "gif animated", "bmp", "tiff"])
 def test_every_prefix_is_read_or_refused(name):
-    data = images.WHOLE[name]
+    data = make.WHOLE[name]
     whole = sniff(data)
     for length in range(len(data)):
         try:
@@ -340,9 +340,9 @@ def test_every_prefix_is_read_or_refused(name):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from(sorted(images.WHOLE)), st.data())
+@given(st.sampled_from(sorted(make.WHOLE)), st.data())
 def test_mutated_files_are_read_or_refused(name, data):
-    content = bytearray(images.WHOLE[name])
+    content = bytearray(make.WHOLE[name])
     for _ in range(data.draw(st.integers(1, 8))):
         content[data.draw(st.integers(0, min(len(content), 700) - 1))] = data.draw(st.integers(0, 255))
     try:
@@ -368,7 +368,7 @@ def test_any_bytes_are_read_or_refused(data):
 
 
 def test_real_headers_agree_with_pillow():
-    folder = images.real_images()
+    folder = make.real_images()
     paths = [*(folder / "odd").iterdir(), *sorted((folder / "small-signs" / "images").rglob("*.JPG"))[::20]]
     compared = 0
     for path in paths:
@@ -393,6 +393,6 @@ def test_exports_are_there():
 
 @pytest.mark.parametrize("junk", [b"junk", b"\x00\xdb\xff\xff", b"\x01\xe2\x40\x00"])
 def test_junk_between_segments_is_not_taken_for_a_segment(junk: bytes) -> None:
-    data = images.WHOLE["baseline"]
-    place = images.frame_at(data)
+    data = make.WHOLE["baseline"]
+    place = make.frame_at(data)
     assert sniff(data[:place] + junk + data[place:]) == sniff(data)

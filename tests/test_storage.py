@@ -26,7 +26,7 @@ import xxhash
 from contracts.reader import COLUMNS, rich_records, some_records
 from hypothesis import given
 from hypothesis import strategies as st
-from images import jpeg, picture
+from make import jpeg, picture
 from PIL import Image
 
 import packfmt

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="streams need torch")
 
 from hypothesis import given, settings  # noqa: E402  (after the skip)
 from hypothesis import strategies as st  # noqa: E402
-from images import jpeg, oriented_jpeg  # noqa: E402
+from make import jpeg, oriented_jpeg  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 from train_inputs import image_columns, records  # noqa: E402
 

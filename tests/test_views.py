@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from images import jpeg
+from make import jpeg
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 from training_packs import CROP, FLIP, FORKS_BESIDE_THREADS, add_noise, damage, labels_of, make_pack, pixels_of

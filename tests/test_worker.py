@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from images import jpeg
+from make import jpeg
 from torch.utils.data import DataLoader
 from training_packs import (
     CROP,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from images import jpeg, saved
+from make import jpeg, saved
 
 import packfmt
 from packfmt.images.sniff import sniff

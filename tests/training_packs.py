@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from images import jpeg
+from make import jpeg
 
 import packfmt
 from packfmt.record import Column

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from images import jpeg
+from make import jpeg
 
 from packfmt import storage
 from packfmt.errors import CorruptError, FormatError

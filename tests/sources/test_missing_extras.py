@@ -7,8 +7,7 @@ from pathlib import Path
 
 import msgpack
 import pytest
-from foreign_inputs import write_lmdb
-from source_inputs import example, frame, jpeg
+from make import example, frame, jpg, write_lmdb
 
 from packfmt.errors import SourceError
 from packfmt.sources.annotations.voc import VocSource
@@ -27,7 +26,7 @@ def without(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
 
 def test_tfrecord(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.tfrecord"
-    path.write_bytes(frame(example(image=[jpeg()])))
+    path.write_bytes(frame(example(image=[jpg()])))
     without(monkeypatch, "google_crc32c")
     assert recognise(path) == "tfrecord"
     with pytest.raises(SourceError, match=INSTALL):
@@ -35,7 +34,7 @@ def test_tfrecord(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_voc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, content in {"JPEGImages/a.jpg": jpeg(), "Annotations/a.xml": b"<annotation/>"}.items():
+    for name, content in {"JPEGImages/a.jpg": jpg(), "Annotations/a.xml": b"<annotation/>"}.items():
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_bytes(content)
     without(monkeypatch, "defusedxml")
@@ -59,7 +58,7 @@ def test_messagepack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_messagepack_in_lmdb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The child that reads LMDB is another process: there a folder in front on the path hides the package."""
-    path = write_lmdb(tmp_path / "x.lmdb", [(b"%08d" % n, msgpack.packb([jpeg(), n])) for n in range(3)])
+    path = write_lmdb(tmp_path / "x.lmdb", [(b"%08d" % n, msgpack.packb([jpg(), n])) for n in range(3)])
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "msgpack.py").write_text("raise ImportError('not here')\n")
     monkeypatch.syspath_prepend(str(tmp_path / "hidden"))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from foreign_inputs import Bomb, encoded
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make import Bomb, encoded
 
 from packfmt.sources.lmdb.pickles import PickleError, read_pickle
 from packfmt.sources.values import Array, Opaque, ValueFault, numbers, sample_of

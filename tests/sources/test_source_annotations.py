@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kinds import recogniser
-from source_inputs import jpeg
+from make import jpg
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Record
@@ -47,8 +47,8 @@ def coco(tmp_path: Path, **changes: Any) -> Path:
         ],
     }
     content.update(changes)
-    put(tmp_path / "val2017" / "a.jpg", jpeg(1))
-    put(tmp_path / "val2017" / "sub" / "b.jpg", jpeg(2))
+    put(tmp_path / "val2017" / "a.jpg", jpg(1))
+    put(tmp_path / "val2017" / "sub" / "b.jpg", jpg(2))
     return put(tmp_path / "annotations" / "instances_val2017.json", json.dumps(content))
 
 
@@ -58,7 +58,7 @@ def test_coco(tmp_path: Path) -> None:
     source = CocoSource(path)
     first, second = source
     assert (source.classes, source.metadata["category_ids"], source.count()) == (("person", "toothbrush"), [1, 90], 2)
-    assert (first.key, first.data) == ("a.jpg", jpeg(1))
+    assert (first.key, first.data) == ("a.jpg", jpg(1))
     assert first.columns["boxes"].dtype == np.float32
     assert first.columns["boxes"].tolist() == [[1, 2, 4.5, 6], [0, 0, 0, 4], [5, 0, 10, 4]]
     assert first.columns["labels"].tolist() == [1, 0, 0]
@@ -140,13 +140,13 @@ def test_a_listed_image_that_is_missing(tmp_path: Path) -> None:
     "name", ["../canary.jpg", "ABS", "sub/../../canary.jpg", "link.jpg", "", "a\0.jpg", "\ud800.jpg"]
 )
 def test_coco_reads_nothing_outside_its_root(tmp_path: Path, name: str) -> None:
-    canary = put(tmp_path / "canary.jpg", jpeg(99))
+    canary = put(tmp_path / "canary.jpg", jpg(99))
     images = [{"id": 1, "file_name": "a.jpg"}, {"id": 2, "file_name": name.replace("ABS", str(canary))}]
     path = coco(tmp_path, images=images, annotations=[])
     (tmp_path / "val2017" / "link.jpg").symlink_to(canary)
     source = CocoSource(path, tmp_path / "val2017")
     first, second = source.entries()
-    assert source.load(first).data == jpeg(1)
+    assert source.load(first).data == jpg(1)
     with pytest.raises(DecodeError):
         source.load(second)
 
@@ -192,7 +192,7 @@ SIZE = "<size><width>8</width><height>6</height></size>"
 
 def voc(tmp_path: Path, **annotations: str | bytes) -> Path:
     for name, text in annotations.items():
-        put(tmp_path / "JPEGImages" / f"{name}.jpg", jpeg())
+        put(tmp_path / "JPEGImages" / f"{name}.jpg", jpg())
         if text:
             put(tmp_path / "Annotations" / f"{name}.xml", text)
     return tmp_path
@@ -270,10 +270,10 @@ def test_voc_annotations_that_are_refused(tmp_path: Path, text: str | bytes) -> 
 
 
 def test_voc_does_not_look_at_paths_in_the_xml(tmp_path: Path) -> None:
-    put(tmp_path / "canary.jpg", jpeg(99))
+    put(tmp_path / "canary.jpg", jpg(99))
     text = "<annotation><filename>../../canary.jpg</filename><path>/etc/hostname</path></annotation>"
     (record,) = VocSource(voc(tmp_path / "set", a=text))
-    assert (record.key, record.data) == ("JPEGImages/a.jpg", jpeg())
+    assert (record.key, record.data) == ("JPEGImages/a.jpg", jpg())
 
 
 @pytest.mark.parametrize("link", ["JPEGImages/a.jpg", "Annotations/a.xml"])
@@ -308,7 +308,7 @@ def test_bccd() -> None:
 
 def yolo(root: Path, **labels: str | None) -> Path:
     for name, text in labels.items():
-        put(root / "images" / "train" / f"{name}.jpg", jpeg())
+        put(root / "images" / "train" / f"{name}.jpg", jpg())
         if text is not None:
             put(root / "labels" / "train" / f"{name}.txt", text)
     return root
@@ -335,7 +335,7 @@ def test_yolo(tmp_path: Path) -> None:
 
 
 def test_yolo_beside_the_images_and_polygons(tmp_path: Path) -> None:
-    put(tmp_path / "a.jpg", jpeg())
+    put(tmp_path / "a.jpg", jpg())
     put(tmp_path / "a.txt", "0 0.5 0.5 0.5 0.5 0.9\n0 0 0 1 0.5 0.5 1\n")
     source = YoloSource(tmp_path)
     (record,) = source
@@ -408,7 +408,7 @@ def test_a_yolo_set_is_recognised_behind_damaged_and_empty_labels(tmp_path: Path
 @pytest.mark.parametrize("stray", ["README.txt", "0.txt", "train.txt"])
 @pytest.mark.parametrize("text", ["labels of cats", BOX, ""])
 def test_a_text_file_beside_the_labels_does_not_decide(tmp_path: Path, stray: str, text: str) -> None:
-    put(tmp_path / "images" / "a.jpg", jpeg())
+    put(tmp_path / "images" / "a.jpg", jpg())
     put(tmp_path / "labels" / stray, text)
     put(tmp_path / "classes.txt", "cat\n")
     assert recognise(tmp_path) is None
@@ -473,7 +473,7 @@ def test_names_in_yaml(text: str, names: tuple[str, ...]) -> None:
     assert yaml_names(text) == names
 
 
-@pytest.mark.parametrize("data", [b"", jpeg(), b"{}", b'{"images": []}'])
+@pytest.mark.parametrize("data", [b"", jpg(), b"{}", b'{"images": []}'])
 def test_foreign_files_are_not_recognised(tmp_path: Path, data: bytes) -> None:
     assert recognise(put(tmp_path / "x" / "y", data)) is None
     assert recognise(tmp_path / "x") is None

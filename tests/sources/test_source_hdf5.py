@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from foreign_inputs import decoded, encoded, pixels
 from kinds import recogniser
+from make import decoded, encoded, pixels
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Column

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from foreign_inputs import Bomb, decoded, encoded, pixels
 from kinds import recogniser
+from make import Bomb, decoded, encoded, pixels
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.sources.hdf5.source import HDF5Source

@@ -23,10 +23,10 @@ import lmdb
 import msgpack
 import numpy as np
 import pytest
-from foreign_inputs import decoded, encoded, pixels, write_lmdb
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import recogniser
+from make import decoded, encoded, pixels, write_lmdb
 
 from packfmt import convert, packing
 from packfmt import open as open_pack

@@ -18,9 +18,9 @@ from pathlib import Path
 import msgpack
 import numpy as np
 import pytest
-from foreign_inputs import Bomb, encoded, write_lmdb
 from kinds import recogniser
 from lmdb_damage_program import HARMS, cases, page_size_of
+from make import Bomb, encoded, write_lmdb
 
 import packfmt
 from packfmt import convert

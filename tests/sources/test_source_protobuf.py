@@ -7,7 +7,7 @@ import contextlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from source_inputs import chunk, varint
+from make import chunk, varint
 
 from packfmt.sources.protobuf import BYTES, FIXED32, FIXED64, VARINT, WireError, fields, floats, integers, signed
 from packfmt.sources.tfrecord.source import parse_example

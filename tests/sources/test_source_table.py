@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from kinds import recogniser
-from source_inputs import jpeg
+from make import jpg
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Record
@@ -23,8 +23,8 @@ def folder(tmp_path: Path) -> Path:
     root = tmp_path / "set"
     for number in range(3):
         (root / "images").mkdir(parents=True, exist_ok=True)
-        (root / "images" / f"{number}.jpg").write_bytes(jpeg(number))
-    (tmp_path / "canary.jpg").write_bytes(jpeg(99))
+        (root / "images" / f"{number}.jpg").write_bytes(jpg(number))
+    (tmp_path / "canary.jpg").write_bytes(jpg(99))
     return root
 
 
@@ -46,7 +46,7 @@ def test_named_classes_and_typed_columns(folder: Path) -> None:
         ("empty", "text", "|u1"),
     ]
     first, second = source
-    assert (first.key, first.data) == ("images/0.jpg", jpeg(0))
+    assert (first.key, first.data) == ("images/0.jpg", jpg(0))
     assert first.columns == {"label": 1, "age": 3, "score": 1.5, "code": "007", "empty": ""}
     assert second.columns["code"] == "8"
     assert source.count() == 2
@@ -200,7 +200,7 @@ def test_no_row_leads_out_of_the_root(folder: Path, number: int) -> None:
     name = outside(folder)[number]
     source = TableSource(write(folder, f'path,n\nimages/0.jpg,1\n"{name}",2\n'))
     first, second = source.entries()
-    assert source.load(first).data == jpeg(0)
+    assert source.load(first).data == jpg(0)
     with pytest.raises(DecodeError):
         source.load(second)
 
@@ -215,7 +215,7 @@ def test_a_nul_in_a_path_is_refused(folder: Path) -> None:
 
 def test_an_absolute_path_inside_the_root_is_fine(folder: Path) -> None:
     (record,) = TableSource(write(folder, f"path\n{folder}/images/0.jpg\n"))
-    assert record == Record(jpeg(0), "images/0.jpg", {})
+    assert record == Record(jpg(0), "images/0.jpg", {})
 
 
 def test_a_pipe_does_not_block(folder: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import recogniser
-from source_inputs import jpeg, png, trapped_pickle
+from make import dot, jpg, trapped_pickle
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.record import Record
@@ -60,7 +60,7 @@ def shard(tmp_path: Path) -> Path:
     members = []
     for number in range(3):
         members += [
-            (f"s/{number:03d}.jpg", jpeg(number)),
+            (f"s/{number:03d}.jpg", jpg(number)),
             (f"s/{number:03d}.cls", b"%d\n" % (number * 10)),
             (f"s/{number:03d}.json", b'{"n": %d}' % number),
             (f"s/{number:03d}.txt", "naïve".encode()),
@@ -74,7 +74,7 @@ def test_parts_become_columns(shard: Path) -> None:
     records = list(source)
     assert [column.name for column in source.columns] == ["label", "json", "txt", "npy"]
     assert [record.key for record in records] == ["s/000.jpg", "s/001.jpg", "s/002.jpg"]
-    assert records[2].data == jpeg(2)
+    assert records[2].data == jpg(2)
     assert records[2].columns["label"] == 20
     assert records[2].columns["json"] == '{"n": 2}'
     assert records[2].columns["txt"] == "naïve"
@@ -102,21 +102,21 @@ def test_long_and_odd_names_keep_every_character(tmp_path: Path, format: int) ->
     names = ["d" * 90 + "/" + "n" * 90 + ".jpg", "a b/ü.jpg", "c/\udcff.jpg"]
     if format != tarfile.USTAR_FORMAT:
         names.append("long" * 100 + ".jpg")
-    path = write_tar(tmp_path / "x.tar", [(name, jpeg()) for name in names], format=format)
+    path = write_tar(tmp_path / "x.tar", [(name, jpg()) for name in names], format=format)
     records = list(TarSource(path).entries())
     assert [record.key for record in records] == names
 
 
 def test_dots_in_names_neither_merge_nor_lose(tmp_path: Path) -> None:
     names = ["v1.0/a.b.jpg", "v1.0/a.c.jpg", "img.0001.jpg", "img.0002.jpg", "x.tar.gz.png"]
-    path = write_tar(tmp_path / "x.tar", [(name, jpeg()) for name in names])
+    path = write_tar(tmp_path / "x.tar", [(name, jpg()) for name in names])
     assert keys(TarSource(path)) == names
 
 
 def test_parts_of_dotted_names_go_to_their_own_image(tmp_path: Path) -> None:
     members = []
     for number in range(400):
-        members += [(f"img.{number:04d}.cls", b"%d" % number), (f"img.{number:04d}.jpg", jpeg(number))]
+        members += [(f"img.{number:04d}.cls", b"%d" % number), (f"img.{number:04d}.jpg", jpg(number))]
     source = TarSource(write_tar(tmp_path / "x.tar", members))
     assert [(record.key, record.columns["label"]) for record in source] == [
         (f"img.{number:04d}.jpg", number) for number in range(400)
@@ -126,10 +126,10 @@ def test_parts_of_dotted_names_go_to_their_own_image(tmp_path: Path) -> None:
 def test_several_images_of_a_sample_share_its_parts(tmp_path: Path) -> None:
     members = [
         ("1.cls", b"4"),
-        ("1.left.jpg", jpeg()),
-        ("1.right.jpg", jpeg()),
+        ("1.left.jpg", jpg()),
+        ("1.right.jpg", jpg()),
         ("2.cls", b"5"),
-        ("2.left.jpg", jpeg()),
+        ("2.left.jpg", jpg()),
     ]
     source = TarSource(write_tar(tmp_path / "x.tar", members))
     assert [(record.key, record.columns["label"]) for record in source] == [
@@ -141,7 +141,7 @@ def test_several_images_of_a_sample_share_its_parts(tmp_path: Path) -> None:
 
 
 def test_a_part_of_one_image_is_not_lent_to_another(tmp_path: Path) -> None:
-    members = [("1.json", b"{}"), ("1.l.jpg", jpeg()), ("1.l.cls", b"4"), ("1.r.jpg", jpeg())]
+    members = [("1.json", b"{}"), ("1.l.jpg", jpg()), ("1.l.cls", b"4"), ("1.r.jpg", jpg())]
     left, right = TarSource(write_tar(tmp_path / "x.tar", members)).entries()
     assert isinstance(left, Record)
     assert isinstance(right, BadEntry)
@@ -149,13 +149,13 @@ def test_a_part_of_one_image_is_not_lent_to_another(tmp_path: Path) -> None:
 
 
 def test_an_extension_of_two_pieces_is_a_column(tmp_path: Path) -> None:
-    source = TarSource(write_tar(tmp_path / "x.tar", [("1.jpg", jpeg()), ("1.boxes.npy", npy(np.ones((2, 4), "<i2")))]))
+    source = TarSource(write_tar(tmp_path / "x.tar", [("1.jpg", jpg()), ("1.boxes.npy", npy(np.ones((2, 4), "<i2")))]))
     (record,) = source
     assert record.columns["boxes.npy"].shape == (2, 4)
 
 
 def test_a_missing_part_is_a_bad_entry_with_its_key(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpeg()), ("1.cls", b"1"), ("2.jpg", jpeg())])
+    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpg()), ("1.cls", b"1"), ("2.jpg", jpg())])
     first, second = TarSource(path).entries()
     assert isinstance(first, Record)
     assert isinstance(second, BadEntry)
@@ -165,20 +165,20 @@ def test_a_missing_part_is_a_bad_entry_with_its_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"cat", b"1.5", b"", b"9" * 30, b"1" * 100])
 def test_a_class_that_is_no_integer_is_a_bad_entry(tmp_path: Path, content: bytes) -> None:
-    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpeg()), ("1.cls", b"1"), ("2.cls", content), ("2.jpg", jpeg())])
+    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpg()), ("1.cls", b"1"), ("2.cls", content), ("2.jpg", jpg())])
     assert isinstance(list(TarSource(path).entries())[1], BadEntry)
 
 
 def test_class_names_as_text_stay_text(tmp_path: Path) -> None:
-    (record,) = TarSource(write_tar(tmp_path / "x.tar", [("1.jpg", jpeg()), ("1.cls", b"cat")]))
+    (record,) = TarSource(write_tar(tmp_path / "x.tar", [("1.jpg", jpg()), ("1.cls", b"cat")]))
     assert record.columns == {"cls": "cat"}
 
 
 def test_what_is_lost_is_counted(tmp_path: Path) -> None:
     members = [
-        ("1.jpg", jpeg()),
+        ("1.jpg", jpg()),
         ("1.mp3", b"x"),
-        ("2.jpg", jpeg()),
+        ("2.jpg", jpg()),
         ("2.mp3", b"x"),
         ("2.json", b"{}"),
         ("README", b""),
@@ -190,19 +190,19 @@ def test_what_is_lost_is_counted(tmp_path: Path) -> None:
 
 
 def test_an_image_is_told_by_content_not_by_name(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "x.tar", [("1.data", png()), ("2.JPG", png())])
-    assert [(record.key, record.data) for record in TarSource(path)] == [("1.data", png()), ("2.JPG", png())]
+    path = write_tar(tmp_path / "x.tar", [("1.data", dot()), ("2.JPG", dot())])
+    assert [(record.key, record.data) for record in TarSource(path)] == [("1.data", dot()), ("2.JPG", dot())]
 
 
 def test_hidden_members_are_skipped(tmp_path: Path) -> None:
-    source = TarSource(write_tar(tmp_path / "x.tar", [("._1.jpg", jpeg()), ("1.jpg", jpeg()), (".DS_Store", b"")]))
+    source = TarSource(write_tar(tmp_path / "x.tar", [("._1.jpg", jpg()), ("1.jpg", jpg()), (".DS_Store", b"")]))
     assert keys(source) == ["1.jpg"]
     assert source.skipped == {"hidden or system file": 2}
 
 
 def test_class_folders_give_labels(tmp_path: Path) -> None:
-    write_tar(tmp_path / "x-0.tar", [("set/dog/1.jpg", jpeg()), ("set/cat/1.jpg", jpeg())])
-    write_tar(tmp_path / "x-1.tar", [("./set/emu/1.jpg", jpeg()), ("set/stray.jpg", jpeg())])
+    write_tar(tmp_path / "x-0.tar", [("set/dog/1.jpg", jpg()), ("set/cat/1.jpg", jpg())])
+    write_tar(tmp_path / "x-1.tar", [("./set/emu/1.jpg", jpg()), ("set/stray.jpg", jpg())])
     source = TarSource(tmp_path / "x-{0..1}.tar")
     assert source.classes == ("cat", "dog", "emu")
     *records, stray = source.entries()
@@ -212,20 +212,20 @@ def test_class_folders_give_labels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["", "images/"])
 def test_a_flat_archive_has_no_labels(tmp_path: Path, folder: str) -> None:
-    source = TarSource(write_tar(tmp_path / "x.tar", [(f"{folder}{number}.jpg", jpeg()) for number in range(3)]))
+    source = TarSource(write_tar(tmp_path / "x.tar", [(f"{folder}{number}.jpg", jpg()) for number in range(3)]))
     assert (source.columns, source.classes) == ((), ())
 
 
 def test_the_same_key_in_two_shards_names_both(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        write_tar(tmp_path / name / "0.tar", [("1.jpg", jpeg())])
+        write_tar(tmp_path / name / "0.tar", [("1.jpg", jpg())])
     with pytest.raises(SourceError, match=r"a/0\.tar and .*b/0\.tar both hold '1\.jpg'"):
         list(TarSource(tmp_path / "{a,b}" / "0.tar"))
 
 
 def test_the_same_key_twice_in_a_shard(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpeg()), ("2.jpg", jpeg()), ("1.jpg", jpeg())])
+    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpg()), ("2.jpg", jpg()), ("1.jpg", jpg())])
     with pytest.raises(SourceError, match=r"x\.tar holds '1\.jpg' twice"):
         list(TarSource(path))
 
@@ -234,8 +234,8 @@ def test_links_and_devices_are_not_followed(tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
     with tarfile.open(path, "w") as archive:
         info = tarfile.TarInfo("0.jpg")
-        info.size = len(jpeg())
-        archive.addfile(info, io.BytesIO(jpeg()))
+        info.size = len(jpg())
+        archive.addfile(info, io.BytesIO(jpg()))
         for name, kind in [("1.jpg", tarfile.SYMTYPE), ("2.jpg", tarfile.LNKTYPE), ("3", tarfile.CHRTYPE)]:
             info = tarfile.TarInfo(name)
             info.type = kind
@@ -256,16 +256,16 @@ def test_names_that_leave_the_folder_are_keys_only(tmp_path: Path, name: str) ->
     (tmp_path / "canary.jpg").write_bytes(b"untouched")
     folder = tmp_path / "a" / "b"
     folder.mkdir(parents=True)
-    path = write_tar(folder / "x.tar", [(name, jpeg())])
+    path = write_tar(folder / "x.tar", [(name, jpg())])
     (record,) = TarSource(path)
-    assert (record.key, record.data) == (name, jpeg())
+    assert (record.key, record.data) == (name, jpg())
     assert (tmp_path / "canary.jpg").read_bytes() == b"untouched"
 
 
 @pytest.mark.parametrize("extension", ["pkl", "pickle", "pyd", "pth", "pt", "npy", "cls", "json", "txt"])
 def test_pickles_are_never_loaded(tmp_path: Path, extension: str) -> None:
     canary = tmp_path / "canary"
-    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpeg()), (f"1.{extension}", trapped_pickle(canary))])
+    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpg()), (f"1.{extension}", trapped_pickle(canary))])
     list(TarSource(path).entries())
     assert not canary.exists()
 
@@ -275,7 +275,7 @@ def test_an_object_array_is_never_unpickled(tmp_path: Path) -> None:
     header = npy(np.array([None], object), allow_pickle=True)[:128]
     bad = header + trapped_pickle(canary)
     path = write_tar(
-        tmp_path / "x.tar", [("1.jpg", jpeg()), ("1.npy", npy(np.ones(1))), ("2.jpg", jpeg()), ("2.npy", bad)]
+        tmp_path / "x.tar", [("1.jpg", jpg()), ("1.npy", npy(np.ones(1))), ("2.jpg", jpg()), ("2.npy", bad)]
     )
     entry = list(TarSource(path).entries())[1]
     assert isinstance(entry, BadEntry)
@@ -298,15 +298,15 @@ def test_hostile_npy_headers(tmp_path: Path, header: str) -> None:
     text = header.ljust(117).encode() + b"\n"
     bad = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(8)
     path = write_tar(
-        tmp_path / "x.tar", [("1.jpg", jpeg()), ("1.npy", npy(np.ones(1))), ("2.jpg", jpeg()), ("2.npy", bad)]
+        tmp_path / "x.tar", [("1.jpg", jpg()), ("1.npy", npy(np.ones(1))), ("2.jpg", jpg()), ("2.npy", bad)]
     )
     assert isinstance(list(TarSource(path).entries())[1], BadEntry)
 
 
 @pytest.mark.parametrize("cut", [1, 512, 700, 1300, 2048])
 def test_an_archive_cut_anywhere_is_an_error_that_names_it(tmp_path: Path, cut: int) -> None:
-    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpeg()), ("2.jpg", jpeg())])
-    whole = 2 * (512 + -(-len(jpeg()) // 512) * 512)
+    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpg()), ("2.jpg", jpg())])
+    whole = 2 * (512 + -(-len(jpg()) // 512) * 512)
     path.write_bytes(path.read_bytes()[: max(whole - cut, 100)])
     with pytest.raises(SourceError, match=r"x\.tar"):
         list(TarSource(path))
@@ -317,13 +317,13 @@ def test_members_may_lie_across_the_pieces_read(
     shard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     long = "d/" * 60 + "1.jpg"  # in a header extension
-    path = write_tar(tmp_path / "y.tar", [(long, jpeg()), ("2.txt", b""), ("3.jpg", jpeg() + bytes(700))])
+    path = write_tar(tmp_path / "y.tar", [(long, jpg()), ("2.txt", b""), ("3.jpg", jpg() + bytes(700))])
     expected = [list(TarSource(shard)), list(TarSource(path))]
     monkeypatch.setattr(tarstream, "_PIECE", piece)
     assert [list(TarSource(shard)), list(TarSource(path))] == expected
     assert [record.key for record in expected[1]] == [long, "3.jpg"]
     with TarStream(path) as stream:  # contents that nobody reads
-        assert [member.size for member in stream.members()] == [len(jpeg()), 0, len(jpeg()) + 700]
+        assert [member.size for member in stream.members()] == [len(jpg()), 0, len(jpg()) + 700]
 
 
 @pytest.mark.parametrize("piece", [100, 512, 1 << 20])
@@ -353,23 +353,23 @@ def test_a_small_content_does_not_keep_what_was_read_with_it(tmp_path: Path) -> 
 
 
 def test_a_missing_end_marker_is_an_error(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpeg())])
-    path.write_bytes(path.read_bytes()[: 512 + -(-len(jpeg()) // 512) * 512])
+    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpg())])
+    path.write_bytes(path.read_bytes()[: 512 + -(-len(jpg()) // 512) * 512])
     with pytest.raises(SourceError, match="no end marker"):
         list(TarSource(path))
 
 
 def test_a_damaged_header_is_no_silent_end(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpeg()), ("2.jpg", jpeg())])
+    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpg()), ("2.jpg", jpg())])
     data = bytearray(path.read_bytes())
-    data[512 + -(-len(jpeg()) // 512) * 512] ^= 1
+    data[512 + -(-len(jpg()) // 512) * 512] ^= 1
     path.write_bytes(data)
     with pytest.raises(SourceError, match="checksum"):
         list(TarSource(path))
 
 
 def test_joined_archives_are_no_silent_loss(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpeg())])
+    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpg())])
     path.write_bytes(path.read_bytes() * 2)
     with pytest.raises(SourceError, match="after the end marker"):
         list(TarSource(path))
@@ -394,7 +394,7 @@ def patched(path: Path, at: int, field: bytes) -> None:
 
 @pytest.mark.parametrize("field", [b"77777777777\0", b"\x80" + bytes(4) + b"\x7f" * 7, b"\xff" * 12, b"12345x789012"])
 def test_a_size_beyond_the_file_is_refused_before_reading(tmp_path: Path, field: bytes) -> None:
-    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpeg())])
+    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpg())])
     patched(path, SIZE_FIELD, field)
     tracemalloc.start()
     with pytest.raises(SourceError, match=r"x\.tar"):
@@ -404,14 +404,14 @@ def test_a_size_beyond_the_file_is_refused_before_reading(tmp_path: Path, field:
 
 
 def test_a_member_larger_than_the_rest_of_the_file_is_told_before_its_data_is_read(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpeg())])
+    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpg())])
     patched(path, SIZE_FIELD, b"00000100000\0")
     with pytest.raises(SourceError, match=r"'1\.jpg' declares 32768 bytes"):
         list(TarSource(path))
 
 
 def test_a_huge_name_extension_is_refused(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "x.tar.gz", [("n" * (2 << 20) + ".jpg", jpeg())], format=tarfile.GNU_FORMAT)
+    path = write_tar(tmp_path / "x.tar.gz", [("n" * (2 << 20) + ".jpg", jpg())], format=tarfile.GNU_FORMAT)
     with pytest.raises(SourceError, match="header extension"):
         TarSource(path)
 
@@ -427,7 +427,7 @@ def test_a_missing_shard_is_found_at_once(tmp_path: Path) -> None:
 
 
 def test_memory_does_not_grow_with_the_shard(tmp_path: Path) -> None:
-    image = jpeg() + bytes(100_000)
+    image = jpg() + bytes(100_000)
     path = write_tar(tmp_path / "x.tar", [(f"{number}.jpg", image) for number in range(200)])
     source = TarSource(path)
     tracemalloc.start()
@@ -437,7 +437,7 @@ def test_memory_does_not_grow_with_the_shard(tmp_path: Path) -> None:
     assert peak < 3 << 20
 
 
-@pytest.mark.parametrize("data", [b"", b"x", bytes(1024), b"\x1f\x8bjunk", b"BZhjunk", b"\xfd7zXZ\x00junk", jpeg()])
+@pytest.mark.parametrize("data", [b"", b"x", bytes(1024), b"\x1f\x8bjunk", b"BZhjunk", b"\xfd7zXZ\x00junk", jpg()])
 def test_foreign_files_are_not_recognised(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x").write_bytes(data)
     assert recognise(tmp_path / "x") is None
@@ -449,7 +449,7 @@ def test_folders_and_missing_files_are_not_recognised(tmp_path: Path) -> None:
 
 
 def test_a_bad_entry_loads_as_an_error(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpeg()), ("1.cls", b"1"), ("2.jpg", jpeg())])
+    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpg()), ("1.cls", b"1"), ("2.jpg", jpg())])
     with pytest.raises(DecodeError, match=r"2\.jpg"):
         list(TarSource(path))
 

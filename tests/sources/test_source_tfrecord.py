@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kinds import recogniser
-from source_inputs import example, frame, jpeg, png, trapped_pickle
+from make import dot, example, frame, jpg, trapped_pickle
 
 from packfmt.errors import DecodeError, SourceError
 from packfmt.sources.tfrecord.framing import frames, read_frame
@@ -38,7 +38,7 @@ def write(path: Path, *examples: bytes) -> Path:
 
 def imagenet(number: int, **more: Any) -> bytes:
     return example(
-        image__encoded=jpeg(number),
+        image__encoded=jpg(number),
         image__filename=b"n%d.jpg" % number,
         image__class__label=number,
         image__class__text=b"class %d" % number,
@@ -61,7 +61,7 @@ def test_imagenet_features(tmp_path: Path) -> None:
     records = list(source)
     assert [column.name for column in source.columns] == ["label", "class_text"]
     assert [record.key for record in records] == ["n0.jpg", "n1.jpg", "n2.jpg"]
-    assert (records[2].data, records[2].columns) == (jpeg(2), {"label": 2, "class_text": "class 2"})
+    assert (records[2].data, records[2].columns) == (jpg(2), {"label": 2, "class_text": "class 2"})
 
 
 def test_boxes_become_pixels_of_the_stored_image(tmp_path: Path) -> None:
@@ -98,23 +98,23 @@ def test_boxes_that_do_not_fit_together(tmp_path: Path, sides: dict[str, list[fl
 
 
 def test_the_image_is_found_by_its_content(tmp_path: Path) -> None:
-    source = TFRecordSource(write(tmp_path / "x.tfrecords", example(odd=png(), label=5, size=[1.5, 2.5])))
+    source = TFRecordSource(write(tmp_path / "x.tfrecords", example(odd=dot(), label=5, size=[1.5, 2.5])))
     (record,) = source
-    assert (record.key, record.data) == ("x.tfrecords/00000000", png())
+    assert (record.key, record.data) == ("x.tfrecords/00000000", dot())
     assert record.columns["size"].tolist() == [1.5, 2.5]
 
 
 def test_names_can_be_given(tmp_path: Path) -> None:
-    path = write(tmp_path / "x", example(image=png(1), thumb=png(2), label=1, coarse=9, ident=b"k"))
+    path = write(tmp_path / "x", example(image=dot(1), thumb=dot(2), label=1, coarse=9, ident=b"k"))
     (record,) = TFRecordSource(path, image="thumb", label="coarse", key="ident")
-    assert (record.data, record.key, record.columns) == (png(2), "k", {"label": 9, "source_label": 1})
+    assert (record.data, record.key, record.columns) == (dot(2), "k", {"label": 9, "source_label": 1})
 
 
 @pytest.mark.parametrize(
     "names", [{"image": "label"}, {"image": "none"}, {"label": "none"}, {"label": "image"}, {"key": "x"}]
 )
 def test_a_name_that_does_not_fit_is_refused(tmp_path: Path, names: dict[str, str]) -> None:
-    path = write(tmp_path / "x", example(image=png(1), label=1))
+    path = write(tmp_path / "x", example(image=dot(1), label=1))
     with pytest.raises(SourceError, match="image, label"):
         TFRecordSource(path, **names)
 
@@ -130,7 +130,7 @@ def test_another_message_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_lost_is_told(tmp_path: Path) -> None:
-    source = TFRecordSource(write(tmp_path / "x", example(image=png(), tags=[b"a", b"b"], other=jpeg())))
+    source = TFRecordSource(write(tmp_path / "x", example(image=dot(), tags=[b"a", b"b"], other=jpg())))
     assert source.describe()["lost"] == ["other", "tags"]
 
 
@@ -178,7 +178,7 @@ def test_late_features_without_number_do_not_fill_the_notes(tmp_path: Path) -> N
 
 
 def test_a_number_that_is_missing_later_is_an_error_with_its_place(tmp_path: Path) -> None:
-    examples = [example(image=png(), n=1) for _ in range(40)] + [example(image=png())]
+    examples = [example(image=dot(), n=1) for _ in range(40)] + [example(image=dot())]
     source = TFRecordSource(write(tmp_path / "x", *examples))
     *_, last = source.entries()
     with pytest.raises(DecodeError, match=r"record 40.*'n' holds 0 values"):
@@ -187,7 +187,7 @@ def test_a_number_that_is_missing_later_is_an_error_with_its_place(tmp_path: Pat
 
 @pytest.mark.parametrize("value", [2.5, b"x", [1, 2]])
 def test_a_value_of_another_type_later(tmp_path: Path, value: object) -> None:
-    examples = [example(image=png(), n=1) for _ in range(40)] + [example(image=png(), n=value)]
+    examples = [example(image=dot(), n=1) for _ in range(40)] + [example(image=dot(), n=value)]
     source = TFRecordSource(write(tmp_path / "x", *examples))
     *_, last = source.entries()
     with pytest.raises(DecodeError, match=r"record 40.*'n'"):
@@ -196,7 +196,7 @@ def test_a_value_of_another_type_later(tmp_path: Path, value: object) -> None:
 
 def test_several_shards(tmp_path: Path) -> None:
     for number in range(2):
-        write(tmp_path / f"x-{number}", example(image=png(number)))
+        write(tmp_path / f"x-{number}", example(image=dot(number)))
     assert [record.key for record in TFRecordSource(tmp_path / "x-{0..1}")] == ["x-0/00000000", "x-1/00000000"]
 
 
@@ -286,7 +286,7 @@ def test_an_empty_file_has_no_records(tmp_path: Path) -> None:
 def test_pickles_are_never_loaded(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     path = write(
-        tmp_path / "x", example(image=png(), extra=trapped_pickle(canary), image__filename=b"../../etc/passwd")
+        tmp_path / "x", example(image=dot(), extra=trapped_pickle(canary), image__filename=b"../../etc/passwd")
     )
     (record,) = TFRecordSource(path)
     assert record.key == "../../etc/passwd"
@@ -294,7 +294,7 @@ def test_pickles_are_never_loaded(tmp_path: Path) -> None:
     assert not canary.exists()
 
 
-@pytest.mark.parametrize("data", [b"", b"x" * 12, bytes(12), b"\x1f\x8bjunkjunkjunk", b"\x78\x9cjunkjunkjunk", jpeg()])
+@pytest.mark.parametrize("data", [b"", b"x" * 12, bytes(12), b"\x1f\x8bjunkjunkjunk", b"\x78\x9cjunkjunkjunk", jpg()])
 def test_foreign_files_are_not_recognised(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x").write_bytes(data)
     assert recognise(tmp_path / "x") is None

@@ -1,18 +1,23 @@
-"""Tiny images, whole and broken, for the tests; and Pillow as the judge of their pixels."""
+"""What the tests are made of: images of every kind, records of foreign formats, and traps for who would run them."""
 
 from __future__ import annotations
 
 import io
 import os
+import pickle
 import struct
 import warnings
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+
+from packfmt.sources.tfrecord.framing import masked_crc32c
 
 HEIGHT, WIDTH = 48, 40
 EOI = b"\xff\xd9"
@@ -250,3 +255,102 @@ def real_images() -> Path:
     if not folder:
         pytest.skip("PACKFMT_TEST_DATA is not set: no real images")
     return Path(folder)
+
+
+def jpg(value: int = 0, size: tuple[int, int] = (8, 6)) -> bytes:
+    """A JPEG of (width, height) ``size`` in one colour."""
+    stream = io.BytesIO()
+    Image.new("RGB", size, (value % 256, 90, 30)).save(stream, "JPEG")
+    return stream.getvalue()
+
+
+def dot(value: int = 0) -> bytes:
+    """A PNG of 5 x 4 pixels in one colour."""
+    stream = io.BytesIO()
+    Image.new("RGB", (5, 4), (value % 256, 1, 2)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+class Trap:
+    """Pickles to a call that creates a file."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (self.canary,))
+
+
+def trapped_pickle(canary: Path) -> bytes:
+    return pickle.dumps(Trap(canary))
+
+
+def frame(data: bytes) -> bytes:
+    """One TFRecord."""
+    length = struct.pack("<Q", len(data))
+    return length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data))
+
+
+def varint(value: int) -> bytes:
+    value &= (1 << 64) - 1
+    out = b""
+    while value > 127:
+        out += bytes([value & 127 | 128])
+        value >>= 7
+    return out + bytes([value])
+
+
+def chunk(number: int, content: bytes) -> bytes:
+    """A length-delimited protobuf field."""
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def example(**features: object) -> bytes:
+    """A tf.train.Example; "__" in a name stands for "/"."""
+    entries = b""
+    for name, value in features.items():
+        values = value if isinstance(value, list) else [value]
+        if all(isinstance(item, int) for item in values):
+            feature = chunk(3, chunk(1, b"".join(map(varint, values))))
+        elif all(isinstance(item, float) for item in values):
+            feature = chunk(2, chunk(1, struct.pack(f"<{len(values)}f", *values)))
+        else:
+            feature = chunk(1, b"".join(chunk(1, item) for item in values))
+        entries += chunk(1, chunk(1, name.replace("__", "/").encode()) + chunk(2, feature))
+    return chunk(1, entries)
+
+
+def pixels(number: int, height: int = 8, width: int = 8, channels: int = 3) -> np.ndarray:
+    """Random pixels (H, W, C), uint8, differing with the number."""
+    return np.random.default_rng(number).integers(0, 256, (height, width, channels), dtype=np.uint8)
+
+
+def encoded(number: int, kind: str = "JPEG", **size: int) -> bytes:
+    """An encoded image."""
+    out = io.BytesIO()
+    array = pixels(number, **size)
+    Image.fromarray(array if array.shape[2] > 1 else array[..., 0]).save(out, kind)
+    return out.getvalue()
+
+
+def decoded(data: bytes | memoryview) -> np.ndarray:
+    """The pixels of an encoded image, by Pillow."""
+    return np.asarray(Image.open(io.BytesIO(bytes(data))))
+
+
+def write_lmdb(path: Path, entries: Iterable[tuple[bytes, bytes]], **options: object) -> Path:
+    """A database with these entries, put in this order."""
+    with lmdb.open(str(path), **{"map_size": 1 << 26, **options}) as environment, environment.begin(write=True) as put:
+        for key, value in entries:
+            put.put(key, value)
+    return path
+
+
+class Bomb:
+    """An object whose unpickling makes the canary file."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (open, (str(self.canary), "w"))
