@@ -144,7 +144,7 @@ def test_frameworks_run(title: str, workplace: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_every_block_has_a_language(path: Path) -> None:
-    assert {block.language for block in blocks(path)} <= {"sh", "python", "text", "json"}
+    assert {block.language for block in blocks(path)} <= {"sh", "python", "text", "json", "mermaid"}
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
