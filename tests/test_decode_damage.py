@@ -184,6 +184,7 @@ def test_a_marker_in_the_scan_is_damage_whoever_decodes(made: Callable[[], bytes
         packfmt.decode(data[:place] + b"\xff\x30" + data[place:])
 
 
+@pytest.mark.torch
 def test_packing_verifying_and_training_agree(tmp_path: Path) -> None:
     """Stray bytes that Pillow reads are a picture for all of them; a marker in the scan is an error for all."""
     whole = make.jpeg()

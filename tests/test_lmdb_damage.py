@@ -48,6 +48,7 @@ def seen(pack: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict
     return {line["harm"]: line for line in lines} | {"end": {"code": done.returncode}}
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("harm", HARMS)
 def test_no_damage_to_a_page_ends_the_process_or_gives_other_data(
     pack: Path, seen: dict[str, dict[str, Any]], harm: str
