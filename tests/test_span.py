@@ -82,7 +82,7 @@ def test_an_error_comes_with_its_own_batch(pack: str) -> None:
 def test_a_loader_chooses_for_some_batches_at_a_time(
     pack: str, counted: list[int], monkeypatch: pytest.MonkeyPatch, samples: int, batches: int, sizes: list[int]
 ) -> None:
-    monkeypatch.setattr(engine, "SPAN", samples)
+    monkeypatch.setattr(engine, "GROUP", samples)
     monkeypatch.setattr(engine, "MOST_BATCHES", batches)
     with ImageDataset(pack, crop=CROP, threads=1) as ds:
         assert len(list(Loader(ds, 4))) == 10
@@ -90,7 +90,7 @@ def test_a_loader_chooses_for_some_batches_at_a_time(
 
 
 def test_few_batches_are_taken_from_a_sampler_ahead(pack: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "SPAN", 8)
+    monkeypatch.setattr(engine, "GROUP", 8)
     taken = []
 
     class Watched(BlockBatchSampler):

@@ -160,7 +160,7 @@ class ImageDataset(Dataset[Any]):
             on_error=on_error,
         )
         self._pool = DecodePool(threads)
-        self._recycler = Arena()
+        self._arena = Arena()
         self.seed = seed
         self.prefetch = prefetch
         self.changes = 0
@@ -421,7 +421,7 @@ class ImageDataset(Dataset[Any]):
         draws: Draws = ONCE,
         allocate: Allocate | None = None,
         then: Callable[[BatchJob], Any] | None = None,
-        chosen: PlannedBatch | None = None,
+        planned: PlannedBatch | None = None,
     ) -> BatchJob:
         """Begin a batch in the threads; ``finish`` gives its samples.
 
@@ -431,15 +431,15 @@ class ImageDataset(Dataset[Any]):
             draws: that key them too.
             allocate: gives the array for decoded images by its shape (N, H, W, C); None takes the dataset's own.
             then: called with the job in the thread that finishes last; ``job.product`` is what it returned.
-            chosen: from ``plan_ahead``, for these indices; None chooses for this batch alone.
+            planned: from ``plan_ahead``, for these indices; None plans this batch alone.
         """
-        if chosen is None:
-            (chosen,) = self.plan_ahead((indices,), epoch, (draws,))
-        positions = chosen.positions
+        if planned is None:
+            (planned,) = self.plan_ahead((indices,), epoch, (draws,))
+        positions = planned.positions
         with suppress(CorruptError):  # said where the record is read
             self.reader.will_need(positions)  # the whole batch at once, and before the threads come to it
-        plan = functools.partial(plan_batch, chosen.pipeline, chosen, allocate or self._recycler.allocate)
-        return BatchJob(chosen.pipeline, positions, plan, self._pool, then)
+        plan = functools.partial(plan_batch, planned.pipeline, planned, allocate or self._arena.allocate)
+        return BatchJob(planned.pipeline, positions, plan, self._pool, then)
 
     def plan_ahead(
         self,
@@ -448,7 +448,7 @@ class ImageDataset(Dataset[Any]):
         draws: Sequence[Draws] | None = None,
         pipeline: Pipeline | None = None,
     ) -> list[PlannedBatch]:
-        """What ``start`` takes as ``chosen`` for each of some batches, which costs less than for one after another.
+        """What ``start`` takes as ``planned`` for each of some batches, which costs less than for one after another.
 
         Args:
             batches: (N,) record indices each.
@@ -458,8 +458,8 @@ class ImageDataset(Dataset[Any]):
         """
         positions = [self._in_pack(self._positions(batch)) for batch in batches]
         draws = [ONCE] * len(positions) if draws is None else [self._draws_in_pack(each) for each in draws]
-        span = PlanGroup(pipeline or self._pipeline, positions, draws, functools.partial(_keys, self.seed, epoch))
-        return [PlannedBatch(batch, span, number) for number, batch in enumerate(positions)]
+        group = PlanGroup(pipeline or self._pipeline, positions, draws, functools.partial(_keys, self.seed, epoch))
+        return [PlannedBatch(batch, group, number) for number, batch in enumerate(positions)]
 
     def finish(self, job: BatchJob) -> Samples:
         """Wait for a batch that ``start`` began.
@@ -522,9 +522,9 @@ class ImageDataset(Dataset[Any]):
     def _sample(self, index: Any) -> Any:
         positions = self._positions((index,))
         epoch, draws = self._drawn((index,), positions)
-        (chosen,) = self.plan_ahead((positions,), epoch, (draws,))
-        plan = functools.partial(plan_batch, chosen.pipeline, chosen)
-        return self._some(BatchJob(chosen.pipeline, chosen.positions, plan, CallerPool()))[0]
+        (planned,) = self.plan_ahead((positions,), epoch, (draws,))
+        plan = functools.partial(plan_batch, planned.pipeline, planned)
+        return self._some(BatchJob(planned.pipeline, planned.positions, plan, CallerPool()))[0]
 
     def _batch(self, indices: Sequence[int]) -> Any:
         positions = self._positions(indices)

@@ -24,7 +24,7 @@ __all__ = ["Batch", "Batching", "Engine", "Finish", "Request", "ThreadEngine", "
 
 BatchTransform = Callable[..., Any]
 
-SPAN = 512  # samples whose crops are chosen together: numpy's calls then cost little beside its work
+GROUP = 512  # samples whose crops are chosen together: numpy's calls then cost little beside its work
 MOST_BATCHES = 16  # taken from a sampler for it
 
 
@@ -167,13 +167,15 @@ class ThreadEngine:
         dataset = self._dataset
         pipeline = dataset.pipeline  # what is assigned to the dataset from now on is for the next iteration
         ask = readahead_of(dataset)
-        for span in _spans(requests):
+        for group in _groups(requests):
             parts = dataset.plan_ahead(
-                [request.indices for request in span], span[0].epoch, [request.draws for request in span], pipeline
+                [request.indices for request in group], group[0].epoch, [request.draws for request in group], pipeline
             )
-            for request, chosen in zip(span, parts, strict=True):
+            for request, planned in zip(group, parts, strict=True):
                 finish = Finish(dataset, self._how, request)
-                job = dataset.start(request.indices, request.epoch, allocate=self._allocate, then=finish, chosen=chosen)
+                job = dataset.start(
+                    request.indices, request.epoch, allocate=self._allocate, then=finish, planned=planned
+                )
                 ask(request.near)  # now that the threads have something to do
                 yield job
 
@@ -190,15 +192,15 @@ class ThreadEngine:
         """The threads are the dataset's, and end with it."""
 
 
-def _spans(requests: Iterator[Request]) -> Iterator[list[Request]]:
+def _groups(requests: Iterator[Request]) -> Iterator[list[Request]]:
     """Some at a time, of one epoch."""
-    span: list[Request] = []
+    group: list[Request] = []
     samples = 0
     for request in requests:
-        span.append(request)
+        group.append(request)
         samples += len(request.indices)
-        if samples >= SPAN or len(span) >= MOST_BATCHES:
-            yield span
-            span, samples = [], 0
-    if span:
-        yield span
+        if samples >= GROUP or len(group) >= MOST_BATCHES:
+            yield group
+            group, samples = [], 0
+    if group:
+        yield group

@@ -1,4 +1,4 @@
-"""The loader: batches in the sampler's order, made ahead of the training loop."""
+"""The loader: batches in the sampler's order, prefetched for the training loop."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Loader:
         workers: 0 decodes in threads of this process. 1 or more put the threads into that many child processes, for a
             loop that holds the interpreter lock.
         start_method: of child processes: "fork", "spawn", "forkserver", or None for Python's default.
-        prefetch: batches made ahead, at least 1; with workers: for each of them.
+        prefetch: batches begun before the loop asks, at least 1; with workers: for each of them.
         pin_memory: give tensors in page-locked memory. Without CUDA it does nothing.
         device: copy batches there, one ahead of the loop.
         memory_format: ``torch.contiguous_format`` or ``torch.channels_last``, of images that are one tensor. None
@@ -177,7 +177,7 @@ class Loader:
             self._move(epoch, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loop stands: what it has consumed, not what was made ahead. A few numbers that fit into JSON."""
+        """Where the loop stands: what it has consumed, not what was prefetched. A few numbers that fit into JSON."""
         self._hear()
         return self.sampler.state_dict(epoch=self._epoch, position=self._position)
 
